@@ -7,18 +7,21 @@ A request that cannot run is **parked** under a key that names what it waits for
 it until the key is woken, from any thread: then its lane rejoins the order. If the first of its
 requests is refused again, the lane is parked again as a whole, so a wake-up or refusal costs the
 same for any number of requests.
+
+Requests of one key are a **lane**. Adding one, taking one out and finding the first take time that
+grows with the logarithm of their number.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from itertools import islice
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 from jengine.errors import RequestError
 from jengine.request import Request
-from jengine.scheduler.lanes import Lane, LaneEntry, LaneHeap
 from jengine.scheduler.orders import Order
 
 NOTHING = None  # the key of requests that wait for a row alone
@@ -62,13 +65,22 @@ class WaitingQueue:
 
     def peek(self) -> Request | None:
         """Return the next request that is not parked, without removing it."""
-        lane = self._open.first
-        place = None if lane is None else lane.first
-        return None if place is None else place.request
+        return self._open.first
 
-    def remove(self, request: Request) -> None:
-        """Take a request out, wherever it is."""
-        self._leave(request)
+    def remove(self, request: Request) -> LaneEntry:
+        """Take a request out, wherever it is. Returns its place in the order."""
+        place = self._places.pop(request.request_id)
+        lane = place.lane
+        assert lane is not None and lane.line is not None, "a waiting request is in a lane"
+        was_first = lane.first is place
+        self.num_parked -= lane.line is not self._open
+        moved = lane.drop(place)
+        if not lane.size:
+            lane.line.leave(lane)
+            del self._lanes[lane.key]
+        elif was_first:
+            lane.line.note(lane)
+        return moved
 
     def park(self, request: Request, key: Hashable) -> bool:
         """Park a request and all others of this key until the key is woken. Returns whether it was
@@ -76,7 +88,7 @@ class WaitingQueue:
         place = self._places[request.request_id]
         moves = place.lane is None or place.lane.key != key
         if moves:
-            self._enter(self._leave(request), key)
+            self._enter(self.remove(request), key)
         lane = self._lanes[key]
         if lane.line is self._open:
             self._parked[type(key)].enter(lane)
@@ -115,9 +127,7 @@ class WaitingQueue:
 
     def first_parked(self, kind: type) -> Request | None:
         """Return the first request that is parked under a key of this type."""
-        lane = self._parked[kind].first
-        place = None if lane is None else lane.first
-        return None if place is None else place.request
+        return self._parked[kind].first
 
     def order(self, request: Request) -> Any:
         """A request's place, as a sort key."""
@@ -154,17 +164,136 @@ class WaitingQueue:
             self.num_parked += lane.line is not self._open
         self._places[place.request.request_id] = place
 
-    def _leave(self, request: Request) -> LaneEntry:
-        """Remove a request. Returns its place in the order."""
-        place = self._places.pop(request.request_id)
-        lane = place.lane
-        assert lane is not None and lane.line is not None, "a waiting request is in a lane"
-        was_first = lane.first is place
-        self.num_parked -= lane.line is not self._open
-        moved = lane.drop(place)
-        if not lane.size:
-            lane.line.leave(lane)
-            del self._lanes[lane.key]
-        elif was_first:
-            lane.line.note(lane)
+
+class LaneEntry:
+    """Heap entry. `request` is None after lazy deletion."""
+
+    __slots__ = ("lane", "order", "request")
+
+    def __init__(self, request: Request, order: Any) -> None:
+        self.request: Request | None = request
+        self.order = order  # smaller is earlier
+        self.lane: Lane | None = None
+
+    def __lt__(self, other: LaneEntry) -> bool:
+        return self.order < other.order
+
+
+class Lane:
+    """Min-heap of the requests that wait for the same `key`, with lazy deletion.
+
+    Deleted entries are purged once they outnumber the others, so emptying a lane costs as much as
+    filling it.
+    """
+
+    __slots__ = ("heap", "key", "line", "number", "size")
+
+    def __init__(self, key: Hashable, number: int) -> None:
+        self.key, self.number = key, number
+        self.heap: list[LaneEntry] = []
+        self.size = 0
+        self.line: LaneHeap | None = None
+
+    def add(self, place: LaneEntry) -> None:
+        heapq.heappush(self.heap, place)
+        place.lane = self
+        self.size += 1
+
+    def drop(self, place: LaneEntry) -> LaneEntry:
+        """Delete a request lazily. Returns a new entry for it, for another lane."""
+        assert place.lane is self and place.request is not None
+        moved = LaneEntry(place.request, place.order)
+        place.request = place.lane = None
+        self.size -= 1
+        if len(self.heap) > 2 * self.size + 16:
+            self.heap = [one for one in self.heap if one.request is not None]
+            heapq.heapify(self.heap)
         return moved
+
+    @property
+    def first(self) -> LaneEntry | None:
+        """Smallest live entry."""
+        heap = self.heap
+        while heap and heap[0].request is None:
+            heapq.heappop(heap)
+        return heap[0] if heap else None
+
+
+class LaneHeap:
+    """Heap of lanes by their smallest entries. Stale entries are purged lazily."""
+
+    def __init__(self) -> None:
+        self._heads: list[tuple[LaneEntry, int, Lane]] = []
+        self._lanes: dict[int, Lane] = {}
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def enter(self, lane: Lane) -> None:
+        """Add a lane, removing it from the heap that it was in."""
+        if lane.line is not None:
+            lane.line.leave(lane)
+        lane.line = self
+        self._lanes[lane.number] = lane
+        self.note(lane)
+
+    def leave(self, lane: Lane) -> None:
+        del self._lanes[lane.number]
+        lane.line = None
+        self._tidy()
+
+    def note(self, lane: Lane) -> None:
+        """Re-push a lane whose smallest entry has changed."""
+        first = lane.first
+        if first is not None:
+            heapq.heappush(self._heads, (first, lane.number, lane))
+        self._tidy()
+
+    def lanes(self) -> list[Lane]:
+        """All lanes, unordered."""
+        return list(self._lanes.values())
+
+    @property
+    def first(self) -> Request | None:
+        """Request with the smallest entry; None if all lanes are empty."""
+        while self._heads:
+            place, _, lane = self._heads[0]
+            if self._is_right(place, lane):
+                return place.request
+            heapq.heappop(self._heads)
+        return None
+
+    def places(self) -> Iterator[LaneEntry]:
+        """All entries in order, lazily: the first few are cheap."""
+        # Heaps are read as the trees that they are: an entry comes before its two children.
+        found: list[tuple[LaneEntry, int, list[Any], int]] = []
+        numbers, seen = count(), set[int]()
+
+        def visit(heap: list[Any], index: int) -> None:
+            if index < len(heap):
+                place = heap[index][0] if heap is self._heads else heap[index]
+                heapq.heappush(found, (place, next(numbers), heap, index))
+
+        visit(self._heads, 0)
+        while found:
+            place, _, heap, index = heapq.heappop(found)
+            visit(heap, 2 * index + 1)
+            visit(heap, 2 * index + 2)
+            if heap is not self._heads:
+                if place.request is not None:
+                    yield place
+            elif self._is_right(place, lane := heap[index][2]) and lane.number not in seen:
+                seen.add(lane.number)
+                visit(lane.heap, 0)
+
+    def _tidy(self) -> None:
+        if len(self._heads) > 2 * len(self._lanes) + 16:
+            self._heads = [
+                (first, lane.number, lane)
+                for lane in self._lanes.values()
+                if (first := lane.first) is not None
+            ]
+            heapq.heapify(self._heads)
+
+    def _is_right(self, place: LaneEntry, lane: Lane) -> bool:
+        return lane.line is self and lane.first is place

@@ -6,12 +6,11 @@ and RequestTimes for the deltas of requests. Decides nothing.
 
 from __future__ import annotations
 
-import functools
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from jengine.counts import PHASES, STEP_SECONDS, STEP_TOKENS, Histogram, RequestTimes
 from jengine.outputs import TokenDelta
@@ -187,27 +186,3 @@ class Recorder:
         else:
             queue, prefill, decode = scheduled - request.queued_at, first - scheduled, last - first
         return RequestTimes(queue, prefill, decode, request.num_preemptions, self.engine)
-
-
-class Recorded(Protocol):
-    """An object with a recorder."""
-
-    recorder: Recorder
-
-
-S = TypeVar("S", bound=Recorded)
-R = TypeVar("R")
-
-
-def timed(method: Callable[[S], R]) -> Callable[[S], R]:
-    """Decorator: record the time of a call as scheduling time."""
-
-    @functools.wraps(method)
-    def measured(self: S) -> R:
-        recorder = self.recorder
-        began = recorder.clock()
-        result = method(self)
-        recorder.planned(began)
-        return result
-
-    return measured

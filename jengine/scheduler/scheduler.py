@@ -16,7 +16,7 @@ from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepOutput, TokenDelta
 from jengine.plan import NO_ENTRIES, Plan
 from jengine.request import RUNNING, ReadPrompt, Request, WireRequest
-from jengine.scheduler.adapter_turns import AdapterTurns
+from jengine.scheduler.adapter_slots import AdapterTurns
 from jengine.scheduler.commit import Committer
 from jengine.scheduler.decode_length import DecodeLength, decode_length_of
 from jengine.scheduler.draft_sources import CheckDrafts
@@ -32,7 +32,7 @@ from jengine.scheduler.gates import (
 from jengine.scheduler.lifecycle import Lifecycle
 from jengine.scheduler.plan_builder import PlanBuilder, decode_order
 from jengine.scheduler.planning import Planner
-from jengine.scheduler.recorder import Recorder, timed
+from jengine.scheduler.recorder import Recorder
 from jengine.scheduler.refusal import refuse_impossible
 from jengine.scheduler.transfers import BlockTransfers, NoTransfers
 
@@ -146,11 +146,15 @@ class Scheduler:
         """Whether this request is unfinished."""
         return request_id in self._requests.open
 
-    @timed
     def schedule(self) -> Plan | None:
-        """Plan the next step: running requests, then waiting ones. None if nothing can run now."""
-        if len(self._flights) > self.depth:
-            return None
+        """Plan the next step. None if nothing can run now."""
+        began = self.recorder.clock()
+        plan = None if len(self._flights) > self.depth else self._next_plan()
+        self.recorder.planned(began)
+        return plan
+
+    def _next_plan(self) -> Plan | None:
+        """Running requests first, then waiting ones."""
         config = self.config
         builder = PlanBuilder(config.max_num_batched_tokens, config.prefill_tile, self._order)
         self._planner.schedule_running(builder)

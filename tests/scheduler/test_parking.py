@@ -12,11 +12,10 @@ import pytest
 from jengine.errors import RequestError
 from jengine.plan import Plan
 from jengine.request import Request
-from jengine.scheduler.adapter_turns import MOST_OVERTAKING
-from jengine.scheduler.lanes import LaneEntry
+from jengine.scheduler.adapter_slots import MOST_OVERTAKING
 from jengine.scheduler.orders import order_of
 from jengine.scheduler.planning import MOST_PARKED
-from jengine.scheduler.queue import Polled, WaitingQueue
+from jengine.scheduler.queue import LaneEntry, Polled, WaitingQueue
 from tests.kvcache.cache_cases import FULL, recurrent
 from tests.scheduler.scheduler_loop import Loop, make_wire
 

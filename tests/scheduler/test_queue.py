@@ -10,9 +10,8 @@ import pytest
 
 from jengine.outputs import StepLogprobs
 from jengine.request import Request
-from jengine.scheduler.lanes import LaneEntry
 from jengine.scheduler.orders import order_of
-from jengine.scheduler.queue import WaitingQueue
+from jengine.scheduler.queue import LaneEntry, WaitingQueue
 from jengine.scheduler.side_results import PromptScores
 from tests.scheduler.scheduler_loop import make_wire
 
