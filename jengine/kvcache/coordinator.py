@@ -8,7 +8,8 @@ not fit changes nothing. `prefix_lookup` finds prefixes, `leases` tracks holders
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from operator import gt
 
 from jengine.config import CacheConfig
 from jengine.counts import BlockTimes
@@ -16,11 +17,9 @@ from jengine.errors import ConfigError
 from jengine.kvcache.content_listeners import ContentListeners
 from jengine.kvcache.group_cache import GroupCache, IsExternal, Reach, never_external
 from jengine.kvcache.kinds import blocks_needed, group_cache
-from jengine.kvcache.last_refusal import LastRefusal, any_lacks
 from jengine.kvcache.leases import Leases
 from jengine.kvcache.partial_blocks import PartialBlocks
-from jengine.kvcache.prefix_lookup import PrefixLookup
-from jengine.kvcache.prefix_stats import PrefixStats
+from jengine.kvcache.prefix_lookup import PrefixHit, PrefixLookup
 from jengine.kvcache.residency import BlockResidency
 from jengine.kvcache.token_records import TokenRecords
 from jengine.plan import Forks, NewBlocks
@@ -61,11 +60,12 @@ class CacheCoordinator:
         self._forks: dict[int, Forks] = {}  # by group
         self.listeners = ContentListeners(config, self.groups)
         self._leases = Leases()
-        self._refusal = LastRefusal(self.groups, self._prefixes)
+        # The last new request that had no room, and its demand per group.
+        self._refused: tuple[PrefixHit, list[int]] | None = None
 
     @property
     def weights_version(self) -> int:
-        return self._prefixes.weights_version
+        return self._prefixes.contents.weights_version
 
     @property
     def usage(self) -> float:
@@ -88,7 +88,7 @@ class CacheCoordinator:
 
     def read(self, wire: WireRequest) -> ReadPrompt:
         """Hash a prompt for later lookups. The only thread-safe method."""
-        return self._prefixes.read(wire)
+        return self._prefixes.contents.read(wire, hashes=self.config.enable_prefix_caching)
 
     def find_prefix(self, request: Request, is_external: IsExternal = never_external) -> int:
         """Length of the cached prefix of a request that has no blocks, in tokens.
@@ -132,9 +132,9 @@ class CacheCoordinator:
         holder = self._leases.next_holder if lease is None else lease.holder
         reach = Reach(holder, end, request.num_processed, found, start, self._lookahead, partial)
         demands = [group.demand(reach) for group in self.groups]
-        if any_lacks(self.groups, demands):
+        if self._lacks(demands):
             if lease is None:
-                self._refusal.note(request, hit, demands)
+                self._refused = self._prefixes.note(request, hit), demands
             return None
         if lease is None:
             self._begin(request, hit)
@@ -155,12 +155,20 @@ class CacheCoordinator:
         return list(forks.values())
 
     def still_lacks_room(self, request: Request) -> bool:
-        """Whether `allocate`, which has refused this new request, would refuse it again."""
-        return self._refusal.still_holds(request)
+        """Whether `allocate`, which has refused this new request, would refuse it again: its demand
+        falls only if the block after its prefix hit becomes cached."""
+        if self._refused is None:
+            return False
+        hit, demands = self._refused
+        return self._prefixes.finds_again(hit, request) and self._lacks(demands)
 
-    def hit_has_grown(self, request: Request, hit: int) -> bool:
-        """Whether the block after the request's prefix hit has become cached."""
-        return self._prefixes.has_grown(request, hit)
+    def note_hit(self, request: Request, hit: int) -> PrefixHit:
+        """A result of `find_prefix`, for `finds_again`."""
+        return self._prefixes.note(request, hit)
+
+    def finds_again(self, hit: PrefixHit, request: Request) -> bool:
+        """Whether `find_prefix` of this request would return the noted hit."""
+        return self._prefixes.finds_again(hit, request)
 
     def has_room(self, requests: Sequence[Request], num_new_tokens: int) -> bool:
         """Whether each of these running requests can take `num_new_tokens` more.
@@ -190,7 +198,7 @@ class CacheCoordinator:
             request.publish_at = NEVER
             return
         full = min(up_to, request.num_known) // self.block_size
-        contents = self._prefixes.contents(request, full)
+        contents = self._prefixes.contents.of(request, full)
         for group in self.groups:
             group.publish(lease.holder, contents, full)
         self.listeners.explain(request)
@@ -264,7 +272,7 @@ class CacheCoordinator:
         for group, count in zip(self.groups, num_blocks, strict=True):
             group.resize(count)
         self.config = replace(self.config, num_blocks=tuple(num_blocks))
-        self._refusal.forget()
+        self._refused = None
 
     def table(self, request: Request, group: int) -> list[int]:
         """A copy of a request's block table, empty if it holds none."""
@@ -275,6 +283,10 @@ class CacheCoordinator:
         """Assert that every group's units are accounted for."""
         for group in self.groups:
             group.check()
+
+    def _lacks(self, demands: Sequence[int]) -> bool:
+        """Whether a group has fewer free units than demanded."""
+        return any(map(gt, demands, (group.num_free for group in self.groups)))
 
     def _begin(self, request: Request, hit: int) -> None:
         self._leases.begin(request, findable=self.config.enable_prefix_caching)
@@ -291,3 +303,24 @@ class CacheCoordinator:
     def _release(self, holder: int) -> None:
         for group in self.groups:
             group.free(holder)
+
+
+@dataclass
+class PrefixStats:
+    """Tokens of admitted requests that were looked up, and those found on the device: what was
+    loaded from outside of it counts there alone, as in vLLM. Preempted requests count apart."""
+
+    queries: int = 0
+    hits: int = 0
+    preempted_queries: int = 0
+    preempted_hits: int = 0
+
+    def count(self, request: Request, hit: int) -> None:
+        if request.wire.skip_reading_prefix_cache:
+            return
+        if request.num_preemptions:
+            self.preempted_queries += request.num_known
+            self.preempted_hits += hit
+        else:
+            self.queries += request.num_known
+            self.hits += max(hit - max(request.num_external_tokens, 0), 0)

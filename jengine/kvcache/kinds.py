@@ -19,16 +19,11 @@ KINDS: dict[CacheKind, KindOfGroup] = {
 }
 
 
-def kind_of(spec: CacheSpec) -> KindOfGroup:
-    """The class of this spec's groups."""
-    return KINDS[spec.kind]
-
-
 def group_cache(index: int, group: CacheGroup, block_size: int, num_units: int) -> GroupCache:
     """The cache of one group. Unit 0 is never used."""
-    return kind_of(group.spec)(index, group.spec, block_size, num_units)
+    return KINDS[group.spec.kind](index, group.spec, block_size, num_units)
 
 
 def blocks_needed(spec: CacheSpec, num_tokens: int, block_size: int, max_chunk: int) -> int:
     """Maximum units of a group that one request of `num_tokens` holds."""
-    return kind_of(spec).units_needed(spec, num_tokens, block_size, max_chunk)
+    return KINDS[spec.kind].units_needed(spec, num_tokens, block_size, max_chunk)

@@ -76,7 +76,7 @@ class PartialBlocks:
     def _parts(self, request: Request, tokens: int) -> tuple[list[bytes], bytes]:
         """Contents of the blocks of the first `tokens` tokens: the full ones, and the last (full or
         partial)."""
-        partial = self._prefixes.partial_block(request, tokens)
+        partial = self._prefixes.contents.of_partial_block(request, tokens)
         return self._prefixes.contents_of_hit(request, tokens - 1), partial
 
     def _forget(self, partial: bytes) -> None:

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import cycle
+from typing import NamedTuple
 
 from jengine.config import CacheConfig
 from jengine.kvcache.contents import Contents
 from jengine.kvcache.group_cache import GroupCache, IsExternal, never_external
 from jengine.kvcache.token_records import TokenRecords
-from jengine.request import ReadPrompt, Request, WireRequest
+from jengine.request import Request
+
+
+class PrefixHit(NamedTuple):
+    """What a lookup has found, for callers that need not look the same request up at every step."""
+
+    request: Request
+    num_known: int
+    weights_version: int
+    tokens: int
 
 
 class PrefixLookup:
@@ -30,23 +40,12 @@ class PrefixLookup:
         self._enabled = config.enable_prefix_caching
         self._block_size, self._stored_as = config.block_size, config.stored_as
         self._groups, self._records = groups, records
-        self._contents = Contents(config.block_size, weights_version, config.stored_as)
-
-    @property
-    def weights_version(self) -> int:
-        return self._contents.weights_version
+        self.contents = Contents(config.block_size, weights_version, config.stored_as)
 
     def set_weights_version(self, version: int) -> None:
         """Find only blocks computed with these weights from now on."""
-        self._contents = Contents(self._block_size, version, self._stored_as)
-
-    def contents(self, request: Request, num_blocks: int) -> list[bytes]:
-        """Hashes of the request's full known blocks, at least the first `num_blocks`."""
-        return self._contents.of(request, num_blocks)
-
-    def read(self, wire: WireRequest) -> ReadPrompt:
-        """Hash a prompt for later lookups. Thread-safe."""
-        return self._contents.read(wire, hashes=self._enabled)
+        # A new object: another thread may be reading a prompt with the former one.
+        self.contents = Contents(self._block_size, version, self._stored_as)
 
     def find(self, request: Request, is_external: IsExternal = never_external) -> int:
         """Length in tokens of the cached prefix of a request without blocks, in whole blocks.
@@ -57,7 +56,7 @@ class PrefixLookup:
         if not self.may_read(request):
             return 0
         blocks = (request.num_known - 1) // self._block_size
-        contents = self.contents(request, blocks)
+        contents = self.contents.of(request, blocks)
         if self._records is not None:
             blocks = self._records.longest_hit(contents, blocks)
         agreeing = 0
@@ -72,11 +71,7 @@ class PrefixLookup:
     def contents_of_hit(self, request: Request, hit: int) -> list[bytes]:
         """Hashes of the blocks of a hit."""
         blocks = hit // self._block_size
-        return self.contents(request, blocks)[:blocks]
-
-    def partial_block(self, request: Request, tokens: int) -> bytes:
-        """Hash of the last, possibly partial block of the first `tokens` tokens."""
-        return self._contents.of_partial_block(request, tokens)
+        return self.contents.of(request, blocks)[:blocks]
 
     def read_by_hit(self, request: Request, hit: int) -> list[list[bytes]]:
         """Per group, keys of the blocks that a request reads after a prefix hit of `hit` tokens."""
@@ -89,15 +84,22 @@ class PrefixLookup:
         if not self.may_read(request) or not any(group.holds_back for group in self._groups):
             return None
         blocks = (request.num_known - 1) // self._block_size
-        contents = self._contents.seen(request, blocks)
+        contents = self.contents.seen(request, blocks)
         writers = (group.writer(contents, blocks) for group in self._groups)
         return next((writer for writer in writers if writer is not None), None)
 
-    def has_grown(self, request: Request, hit: int) -> bool:
-        """Whether the block after the prefix hit of a request without blocks can be found now."""
-        blocks = hit // self._block_size
+    def note(self, request: Request, tokens: int) -> PrefixHit:
+        """A hit of a request without blocks, for `finds_again`."""
+        return PrefixHit(request, request.num_known, self.contents.weights_version, tokens)
+
+    def finds_again(self, hit: PrefixHit, request: Request) -> bool:
+        """Whether a lookup of this request would find what it has found: it is the same one, and
+        the block after its hit is still not cached."""
+        if hit[:3] != self.note(request, 0)[:3]:
+            return False
+        blocks = hit.tokens // self._block_size
         follows = request.block_hashes[blocks : blocks + 1]
-        return any(group.longest_hit(follows, len(follows)) for group in self._groups)
+        return not any(group.longest_hit(follows, len(follows)) for group in self._groups)
 
     def may_read(self, request: Request) -> bool:
         """Whether a request may reuse cached blocks."""

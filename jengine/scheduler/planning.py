@@ -7,11 +7,11 @@ blocks and rows for them. Must not know outputs, text or devices.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from jengine.config import ScheduleConfig
 from jengine.errors import RequestError
 from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.kvcache.prefix_lookup import PrefixHit
 from jengine.media_spans import end_beside_images
 from jengine.plan import KnownTokens, NewRow
 from jengine.request import RUNNING, Request
@@ -23,15 +23,6 @@ from jengine.scheduler.prompt_cuts import PromptCuts
 
 # Waiting requests that one step parks: the others are looked at by the next ones.
 MOST_PARKED = 8
-
-
-class TooLong(NamedTuple):
-    """A prompt that must run whole and did not fit the budget, and its prefix hit at that time."""
-
-    request: Request
-    num_known: int
-    weights_version: int
-    hit: int
 
 
 class Planner:
@@ -55,7 +46,8 @@ class Planner:
         self._gates, self._fail = gates, fail
         self._cuts = PromptCuts(config.prefill_sizes, config.full_step)
         self._budget_refused = 0  # budget with which the request at the head did not fit
-        self._too_long: TooLong | None = None
+        # The last prompt that must run whole and did not fit the budget.
+        self._too_long: PrefixHit | None = None
         # The last plan that samples for a request whose every token is read, and the last but for
         # the one in the making.
         self._read_step = self._read_before = -1
@@ -137,7 +129,7 @@ class Planner:
         if not length:
             if not self._runs_whole(request):
                 return False  # an image that must run whole, or a state that must be kept
-            self._too_long = TooLong(request, request.num_known, self._cache.weights_version, hit)
+            self._too_long = self._cache.note_hit(request, hit)
             return False
         request.row = self._requests.free_rows[0]
         blocks = self._cache.allocate(request, length, hit)
@@ -173,12 +165,9 @@ class Planner:
         unchunked still exceeds the budget. That changes only with the budget or a longer prefix
         hit."""
         last = self._too_long
-        if last is None or last.request is not request:
+        if last is None or not self._cache.finds_again(last, request):
             return False
-        if last[1:3] != (request.num_known, self._cache.weights_version):
-            return False
-        fits = request.num_known - last.hit <= builder.budget // builder.tile * builder.tile
-        return not fits and not self._cache.hit_has_grown(request, last.hit)
+        return request.num_known - last.tokens > builder.budget // builder.tile * builder.tile
 
     def _chunk_length(self, request: Request, start: int, builder: PlanBuilder) -> int:
         """Length of the chunk at `start`, by budget and cache; 0: none can run now."""
