@@ -79,11 +79,8 @@ class DataParallelCore:
     def is_compiling(self) -> bool:
         return any(replica.is_compiling for replica in self.replicas)
 
-    def check(self, wire: WireRequest) -> None:
-        self.replicas[0].check(wire)
-
     def read(self, wire: WireRequest) -> ReadPrompt:
-        """Hash a prompt for `add`. Block hashes are the same in every replica."""
+        """Check a prompt and hash it for `add`. Block hashes are the same in every replica."""
         return self.replicas[0].read(wire)
 
     def add(self, wire: WireRequest, prompt: ReadPrompt | None = None) -> None:

@@ -82,16 +82,14 @@ class FollowingCore:
         """Not known here: compilation happens inside the leader's step."""
         return False
 
-    def check(self, wire: WireRequest) -> None:
-        self._check(wire)
-
     def read(self, wire: WireRequest) -> None:
-        """No-op: the leader looks up cached prefixes."""
+        """Check the request. The leader looks up cached prefixes."""
+        self._check(wire)
 
     def add(self, wire: WireRequest, prompt: ReadPrompt | None = None) -> None:
         """Register a request, which the leader is given too."""
         self.check_alive()
-        self.check(wire)
+        self._check(wire)
         self._unchecked[wire.request_id] = wire
 
     def abort(self, request_id: str) -> TokenDelta | None:

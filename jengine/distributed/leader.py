@@ -34,7 +34,7 @@ class LeadingCore:
         self.channel = channel
         self.notes = notes
         # Only this process knows requests and prefixes.
-        self.check, self.read, self.when_woken = core.check, core.read, core.when_woken
+        self.read, self.when_woken = core.read, core.when_woken
         self.reset_prefix_cache, self.counts = core.reset_prefix_cache, core.counts
         self.health, self.check_alive = core.health, core.check_alive
         self.unchecked: dict[str, WireRequest] = {}  # not yet known to be the same everywhere

@@ -26,7 +26,7 @@ from jengine.scheduler.scheduler import Scheduler
 class EngineCore:
     """Requests in, token deltas out; `depth` plans may be in flight while one is read.
 
-    `programs` returns counts of compiled programs, if known. All methods except `check`, `read`,
+    `programs` returns counts of compiled programs, if known. All methods except `read`,
     `check_alive` and `health` run between two steps, in one thread at a time, which `engine.client`
     ensures: outside callers, such as a finalizer run inside `schedule`, only append to the client's
     queue.
@@ -63,10 +63,8 @@ class EngineCore:
     def is_compiling(self) -> bool:
         return self.programs().awaited > 0
 
-    def check(self, wire: WireRequest) -> None:
-        refuse_impossible(wire, self.scheduler.config, self.scheduler.cache)
-
     def read(self, wire: WireRequest) -> ReadPrompt:
+        refuse_impossible(wire, self.scheduler.config, self.scheduler.cache)
         return self.scheduler.cache.read(wire)
 
     def add(self, wire: WireRequest, prompt: ReadPrompt | None = None) -> None:

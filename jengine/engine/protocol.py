@@ -1,7 +1,7 @@
 """Protocol of an engine core, wherever its requests are scheduled.
 
-`engine.client` calls it between two steps, in one thread at a time; `check`, `read`, `check_alive`
-and `health` may be called at any time.
+`engine.client` calls it between two steps, in one thread at a time; `read`, `check_alive` and
+`health` may be called at any time.
 """
 
 from __future__ import annotations
@@ -43,12 +43,9 @@ class Core(Protocol):
         """Register a callback for wake-ups of parked requests, called in any thread."""
         ...
 
-    def check(self, wire: WireRequest) -> None:
-        """Raise RequestError if a request could never be scheduled. May run during a step."""
-        ...
-
     def read(self, wire: WireRequest) -> ReadPrompt | None:
-        """Precompute what `add` needs of a prompt (hashes), or None. May run during a step."""
+        """Precompute what `add` needs of a prompt (hashes), or None. May run during a step. Raises
+        RequestError if the request could never be scheduled."""
         ...
 
     def add(self, wire: WireRequest, prompt: ReadPrompt | None = None) -> None:
