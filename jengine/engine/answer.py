@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from jengine.adapters import LoRARequest
 from jengine.engine.completion import Completion
@@ -18,6 +18,15 @@ from jengine.engine.timing import Arrival
 from jengine.logprobs import LogprobTables, StepLogprobs
 from jengine.outputs import RequestMetrics, RequestOutput, TokenDelta
 from jengine.sampling_params import RequestOutputKind, SamplingParams
+
+
+class AppliedDelta(NamedTuple):
+    """Result of applying a delta to an answer."""
+
+    answer: Answer
+    has_news: bool  # for the reader, who does not know it yet
+    cut_short: bool  # a stop string was found, so the engine should end the completion
+    ended: bool  # the completion ended with this delta
 
 
 class Answer:
@@ -62,19 +71,21 @@ class Answer:
         """Whether it has neither finished nor been discarded."""
         return not (self.finished or self.discarded)
 
-    def push(self, completion: Completion, delta: TokenDelta, at: float) -> tuple[bool, bool]:
-        """Add a delta received at `at`. Returns (notify the reader, abort the completion)."""
+    def push(self, completion: Completion, delta: TokenDelta, at: float) -> AppliedDelta:
+        """Add a delta received at `at`."""
         with self._lock:
-            ended, tokens = completion.transcript.finished, len(completion.transcript.token_ids)
+            transcript = completion.transcript
+            had_ended, tokens = transcript.finished, len(transcript.token_ids)
             cut_short = completion.push(delta)
-            self._ended += completion.transcript.finished and not ended
-            self._tokens += len(completion.transcript.token_ids) - tokens
+            ended = transcript.finished and not had_ended
+            self._ended += ended
+            self._tokens += len(transcript.token_ids) - tokens
             self._note(completion, delta)
             if self.finished:
                 self.metrics.finished = at - self.arrival.at
             told = self._has_news
             self._has_news = told or self.finished or self._shows_progress()
-            return self._has_news and not told, cut_short
+            return AppliedDelta(self, self._has_news and not told, cut_short, ended)
 
     def fail(self, error: BaseException) -> None:
         """End the request; the reader's next `take` raises this error."""

@@ -63,8 +63,6 @@ class Completion:
         self.refused |= delta.refused
         self.num_cached_tokens = delta.num_cached_tokens
         cut_short = self.transcript.push(delta.token_ids, delta.finish_reason, delta.stop_reason)
-        if delta.finish_reason and not self.transcript.finished:
-            self.transcript.finish(delta.finish_reason, delta.stop_reason)
         if self.params.num_logprobs is not None and delta.logprobs is not None:
             new = self.transcript.token_ids[done:]
             self._tokens += new
@@ -96,7 +94,7 @@ class Completion:
             finish_reason=transcript.finish_reason,
             stop_reason=transcript.stop_reason,
             captured=self._all_captured() if self.captured else None,
-            routed_experts=self._all_experts() if transcript.finished and self._experts else None,
+            routed_experts=self._all_experts() if self._experts and transcript.finished else None,
         )
 
     def _logprobs_from(self, first: int) -> LogprobTables | StepLogprobs:

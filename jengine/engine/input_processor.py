@@ -20,7 +20,7 @@ from jengine.engine.pooling_input import PoolingInput
 from jengine.engine.prompt_renderer import PromptRenderer
 from jengine.engine.source_renderer import SourceRenderer, SourceRules
 from jengine.engine.speech_renderer import SpeechRenderer
-from jengine.errors import RequestError, UnsupportedFeature
+from jengine.errors import RequestError
 from jengine.grammar.compiler import GrammarCompiler
 from jengine.grammar.tokenizer_check import check_tokenizer
 from jengine.media.processor import MediaProcessor
@@ -44,7 +44,6 @@ MAX_BAD_WORD_CHARACTERS = 8 * MAX_BAD_WORD_TOKENS  # they are tokenized while ot
 # Beyond these, float32 overflows when a logit is multiplied.
 REPETITION_LIMITS = (1e-30, 1e30)
 SMALLEST_TOP_P = 1e-30
-USUAL = StructuredOutputsDefaults()
 AnyParams = SamplingParams | PoolingParams
 
 
@@ -68,8 +67,8 @@ class InputProcessor:
         tokenizer: Tokenizer | None,
         seed: int,
         grammars: GrammarCompiler,
-        structured: StructuredOutputsDefaults = USUAL,
-        processors: Processors | None = None,
+        structured: StructuredOutputsDefaults,
+        processors: Processors,
         media: MediaProcessor | SpeechProcessor | SourceRules | None = None,
         pooling: PoolingInput | None = None,
         marks: ReasoningMarks | None = None,
@@ -78,7 +77,7 @@ class InputProcessor:
         self.tokenizer = tokenizer
         self.structured = structured
         self._marks = marks  # None: budgets of reasoning are refused
-        self._processors = processors  # None: this engine has no step to run them
+        self._processors = processors
         self.pooling = pooling  # None: the model writes
         self.grammars = grammars
         self.prompts = renderer_for(limits, tokenizer, media)
@@ -115,10 +114,7 @@ class InputProcessor:
                 "stop strings need a tokenizer (skip_tokenizer_init=True was given); use "
                 "stop_token_ids instead."
             )
-        if self._processors is not None:
-            self._processors.check(params)
-        elif params.processor_args:
-            raise UnsupportedFeature("extra_args need logits processors. Leave them out.")
+        self._processors.check(params)
         return params.settled()
 
     def wires(
@@ -149,8 +145,12 @@ class InputProcessor:
                 f"routed_experts_prompt_start={start} must be between 0 and the prompt length "
                 f"({length}), inclusive."
             )
-        sampling = self._sampling(params, prompt)
-        stop_ids = self._stop_ids(params)
+        stop_ids = self.limits.in_vocabulary("stop_token_ids", params.stop_token_ids or [])
+        eos_ids: list[int] = []
+        if not params.ignore_eos:
+            eos_ids = list(self.limits.eos_token_ids)
+            stop_ids += self.limits.stop_token_ids
+        sampling = self._sampling(params, prompt, {*eos_ids, *stop_ids})
         return tuple(
             WireRequest(
                 request_id=str(next(self._numbers)),
@@ -158,7 +158,7 @@ class InputProcessor:
                 sampling=msgspec.structs.replace(sampling, seed=(seed + index) % 2**64),
                 max_tokens=self.limits.at_most_the_context(params.max_tokens),
                 stop_token_ids=stop_ids,
-                eos_token_ids=self._eos(params),
+                eos_token_ids=eos_ids,
                 repetition=params.repetition,
                 priority=priority,
                 arrival=arrival,
@@ -193,14 +193,9 @@ class InputProcessor:
             adapter=adapter,
         )
 
-    def _eos(self, params: SamplingParams) -> list[int]:
-        return [] if params.ignore_eos else list(self.limits.eos_token_ids)
-
-    def _stop_ids(self, params: SamplingParams) -> list[int]:
-        own = self.limits.in_vocabulary("stop_token_ids", params.stop_token_ids or [])
-        return own if params.ignore_eos else [*own, *self.limits.stop_token_ids]
-
-    def _sampling(self, params: SamplingParams, prompt: TokensPrompt) -> RowSampling:
+    def _sampling(
+        self, params: SamplingParams, prompt: TokensPrompt, ending_ids: set[int]
+    ) -> RowSampling:
         allowed, ids = params.allowed_token_ids, params.logprob_token_ids or []
         answer, thinking = params.structured_outputs, params.thinking_token_budget
         scored = list(dict.fromkeys(self.limits.in_vocabulary("logprob_token_ids", ids)))
@@ -215,7 +210,7 @@ class InputProcessor:
         }
         return RowSampling(
             **resolved,
-            stop_ids=sorted({*self._eos(params), *self._stop_ids(params)}),
+            stop_ids=sorted(ending_ids),
             logit_bias=self._bias(params),
             allowed_ids=None
             if allowed is None
@@ -226,7 +221,7 @@ class InputProcessor:
             prompt_logprobs=self._logprob_count("prompt_logprobs", params.prompt_logprobs),
             grammar=None if answer is None else self._grammar_after(prompt, answer),
             thinking=None if thinking is None else budget_with(thinking, self._marks),
-            processors=self._number_of(params.logits_processors or []),
+            processors=self._processors.number(params.logits_processors or []),
             extra_args=params.processor_args,
         )
 
@@ -256,13 +251,6 @@ class InputProcessor:
         tokenizer = self.prompts.required_tokenizer()
         ids = tokenizer.encode(text, add_special_tokens=False)
         return msgspec.structs.replace(spec, begins_after=tuple(ids))
-
-    def _number_of(self, functions: Sequence[Any]) -> int:
-        if self._processors is not None:
-            return self._processors.number(functions)
-        if functions:
-            raise UnsupportedFeature("logits_processors need a model's steps. Leave them out.")
-        return 0
 
     def _bias(self, params: SamplingParams) -> dict[int, float]:
         bias = {int(key): value for key, value in (params.logit_bias or {}).items()}

@@ -7,9 +7,9 @@ threads, or how readers wait.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from jengine.engine.answer import Answer
+from jengine.engine.answer import Answer, AppliedDelta
 from jengine.engine.completion import Completion
 from jengine.engine.timing import Arrival, CompletionTiming
 from jengine.logprobs import NoTexts
@@ -20,14 +20,6 @@ from jengine.request import WireRequest
 from jengine.sampling_params import SamplingParams
 from jengine.text.token_texts import TokenTexts
 from jengine.text.tokenizer import Tokenizer
-
-
-class AppliedDelta(NamedTuple):
-    """Result of applying a delta."""
-
-    answer: Answer
-    has_news: bool  # for the reader, who does not know it yet
-    cut_short: bool  # a stop string was found, so the engine should end the completion
 
 
 class OutputProcessor:
@@ -97,15 +89,13 @@ class OutputProcessor:
         if delta.request_id not in self._by_wire:
             return None
         answer, completion = self._by_wire[delta.request_id]
-        transcript = completion.transcript
-        was_open = not transcript.finished
         completion.timing.note(delta, at, self.stats)
-        has_news, cut_short = answer.push(completion, delta, at)
-        if was_open and transcript.finished:
-            self._count_end(completion, transcript.finish_reason or "stop", at)
+        applied = answer.push(completion, delta, at)
+        if applied.ended:
+            self._count_end(completion, completion.transcript.finish_reason or "stop", at)
         if answer.finished:
             self.close(answer, "stop", at)
-        return AppliedDelta(answer, has_news, cut_short)
+        return applied
 
     def _count_end(self, completion: Completion, reason: str, at: float) -> None:
         timing = completion.timing

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from jengine.assembly.processors import RequestProcessors
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.structured_settings import structured_outputs_defaults
 from jengine.engine.input_processor import InputProcessor
@@ -26,7 +27,8 @@ def sampling_of(prompt: str = "", structured: Any = None, **settings: Any) -> Ro
     args = EngineArgs("demo", **settings)
     defaults = structured_outputs_defaults(args.reasoning_parser, args.structured_outputs_config)
     limits = Limits(VOCAB, 100, 20, ())
-    inputs = InputProcessor(limits, letters(), 0, GrammarCompiler(), defaults)
+    processors = RequestProcessors(None, None)
+    inputs = InputProcessor(limits, letters(), 0, GrammarCompiler(), defaults, processors)
     params = SamplingParams(structured_outputs=structured or StructuredOutputsParams(json=SCHEMA))
     given = {"prompt_token_ids": letters().encode(prompt, False)}
     (wire,) = inputs.wires(given, params)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from jengine.assembly.engine import Engine
+from jengine.assembly.processors import RequestProcessors
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.reasoning_settings import reasoning_marks
 from jengine.config import CacheConfig, CacheGroup, CacheSpec, ScheduleConfig
@@ -31,6 +32,7 @@ from jengine.plan import Plan
 from jengine.runner.report_types import ProgramCounts
 from jengine.scheduler.gates import GrammarReady, MakeGate
 from jengine.scheduler.scheduler import Scheduler
+from jengine.structured_outputs import StructuredOutputsDefaults
 from tests.executor.scripted import ScriptedExecutor, scripted_tokens
 
 VOCAB = 97
@@ -99,7 +101,10 @@ def scripted_engine(
     limits = Limits(VOCAB, MAX_MODEL_LEN, 20, eos_token_ids)
     args = EngineArgs(model="scripted", **settings)
     marks = reasoning_marks(args.reasoning_parser, args.reasoning_config, tokenizer)
-    inputs = InputProcessor(limits, tokenizer, 0, GrammarCompiler(), marks=marks)
+    inputs = InputProcessor(
+        limits, tokenizer, 0, GrammarCompiler(), StructuredOutputsDefaults(),
+        RequestProcessors(None, None), marks=marks,
+    )  # fmt: skip
     return Engine(
         session=Session(inputs, client),
         client=client,
