@@ -7,13 +7,14 @@ ended whatever is raised meanwhile, Ctrl-C included.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Sequence
 from typing import Any
 
 from tqdm.auto import tqdm
 
 from jengine.api.arguments import Loras, Params
-from jengine.api.batches import RequestBatch, RequestBatches, Speed
+from jengine.api.batches import RequestBatch, RequestBatches
 from jengine.api.front import Front
 from jengine.assembly.progress import ProgressFactory, progress_factory
 from jengine.outputs import RequestOutput
@@ -134,3 +135,24 @@ def bar(use_tqdm: Progress, total: int, label: str) -> Any:
         return tqdm(disable=True)
     quiet = {"delay": SHORTEST_BAR} if total == 1 and use_tqdm is None else {}
     return progress_factory(use_tqdm)(total=total, desc=label, **quiet)
+
+
+class Speed:
+    """Tokens per second so far, as the progress bar shows them."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+        self.read = 0
+        self.written = 0
+
+    def note(self, output: RequestOutput) -> None:
+        """Count a finished request."""
+        self.read += len(output.prompt_token_ids) * len(output.outputs)
+        self.written += sum(len(answer.token_ids) for answer in output.outputs)
+
+    def __str__(self) -> str:
+        seconds = max(time.perf_counter() - self.began, 1e-9)
+        return (
+            f"est. speed input: {self.read / seconds:.2f} toks/s, "
+            f"output: {self.written / seconds:.2f} toks/s"
+        )

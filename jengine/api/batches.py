@@ -7,7 +7,6 @@ of one session: one of them runs each step for all, and the others wait for it.
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -177,37 +176,13 @@ class RequestBatches:
         try:
             if not (self.paused or done()):
                 self._stepper = threading.get_ident()
-                self._step()
+                self.session.client.check_alive()
+                assert self.session.has_work, "a caller waits for requests that the engine lost"
+                for answer in self.session.step():
+                    answer.reader.arrived.append(answer)
         finally:
             self._stepper = 0
             self._stepping.release()
             with self._stepped:
                 self._stepped.notify_all()
         return True
-
-    def _step(self) -> None:
-        self.session.client.check_alive()
-        assert self.session.has_work, "a caller waits for requests that the engine lost"
-        for answer in self.session.step():
-            answer.reader.arrived.append(answer)
-
-
-class Speed:
-    """Tokens per second so far, as the progress bar shows them."""
-
-    def __init__(self) -> None:
-        self.began = time.perf_counter()
-        self.read = 0
-        self.written = 0
-
-    def note(self, output: RequestOutput) -> None:
-        """Count a finished request."""
-        self.read += len(output.prompt_token_ids) * len(output.outputs)
-        self.written += sum(len(answer.token_ids) for answer in output.outputs)
-
-    def __str__(self) -> str:
-        seconds = max(time.perf_counter() - self.began, 1e-9)
-        return (
-            f"est. speed input: {self.read / seconds:.2f} toks/s, "
-            f"output: {self.written / seconds:.2f} toks/s"
-        )

@@ -94,10 +94,9 @@ class InsideEngine(PoolingEngine):
         return self.engine.session.input_processor.prompts.render(prompt)["prompt_token_ids"]
 
     def _taps(self, capture: Any, intervene: Any) -> AbstractContextManager[int]:
-        engine = self.engine
         if capture is None and intervene is None:
             return nullcontext(0)
-        return opened_taps(engine.loaded, engine.model, capture, intervene)
+        return opened_taps(self.engine.loaded, self.engine.model, capture, intervene)
 
 
 class Unembedding:
