@@ -4,6 +4,7 @@ Filled on the host, read on the device. Must not know jax or how rows are schedu
 """
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
@@ -28,31 +29,29 @@ class SamplingInput(NamedTuple):
     # device knows it
     positions: Any
     # f32[S] 0: greedy, and the filters are off
-    temperature: Annotated[Any, RowSetting("float32", lambda new: new.sampling.temperature)]
+    temperature: Annotated[Any, RowSetting("float32", attrgetter("sampling.temperature"))]
     # i32[S] 0 or less: off
-    top_k: Annotated[Any, RowSetting("int32", lambda new: new.sampling.top_k)]
+    top_k: Annotated[Any, RowSetting("int32", attrgetter("sampling.top_k"))]
     # f32[S] 1: off
-    top_p: Annotated[Any, RowSetting("float32", lambda new: new.sampling.top_p)]
+    top_p: Annotated[Any, RowSetting("float32", attrgetter("sampling.top_p"))]
     # f32[S] 0: off
-    min_p: Annotated[Any, RowSetting("float32", lambda new: new.sampling.min_p)]
+    min_p: Annotated[Any, RowSetting("float32", attrgetter("sampling.min_p"))]
     # u32[S, 2] the request's 64-bit seed
     seed: Annotated[Any, RowSetting("uint32", lambda new: seed_words(new.sampling.seed), (2,))]
     # i32[S] 0: logits as they are; otherwise 1 + the request's row in RowState
-    adjusted: Annotated[Any, RowSetting("int32", lambda new: new.sampler_row)]
+    adjusted: Annotated[Any, RowSetting("int32", attrgetter("sampler_row"))]
     # i32[S] 0: nothing but a token mask changes the logits
-    beyond_mask: Annotated[
-        Any, RowSetting("int32", lambda new: int(new.sampling.adjusts_beyond_mask))
-    ]
+    beyond_mask: Annotated[Any, RowSetting("int32", attrgetter("sampling.adjusts_beyond_mask"))]
     # i32[S] number of a set of logits processors; 0: none
-    processors: Annotated[Any, RowSetting("int32", lambda new: new.sampling.processors)]
+    processors: Annotated[Any, RowSetting("int32", attrgetter("sampling.processors"))]
     # f32[S] 1: off
-    repetition: Annotated[Any, RowSetting("float32", lambda new: new.sampling.repetition_penalty)]
+    repetition: Annotated[Any, RowSetting("float32", attrgetter("sampling.repetition_penalty"))]
     # f32[S] 0: off
-    presence: Annotated[Any, RowSetting("float32", lambda new: new.sampling.presence_penalty)]
+    presence: Annotated[Any, RowSetting("float32", attrgetter("sampling.presence_penalty"))]
     # f32[S] 0: off
-    frequency: Annotated[Any, RowSetting("float32", lambda new: new.sampling.frequency_penalty)]
+    frequency: Annotated[Any, RowSetting("float32", attrgetter("sampling.frequency_penalty"))]
     # i32[S] the first generated token stands at this position
-    prompt_length: Annotated[Any, RowSetting("int32", lambda new: new.prompt_length)]
+    prompt_length: Annotated[Any, RowSetting("int32", attrgetter("prompt_length"))]
     # i32[S] stop ids are masked at positions below this one
     min_position: Annotated[
         Any, RowSetting("int32", lambda new: new.prompt_length + new.sampling.min_tokens)

@@ -6,6 +6,7 @@ device.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,8 @@ SETTINGS: dict[str, RowSetting] = {
         "int32", lambda new: wanted_columns(new.sampling.prompt_logprobs)
     ),
     "endings": RowSetting("int32", ending_ids, (ENDINGS,)),
-    "taps": RowSetting("int32", lambda new: new.taps),  # ids of tap sets; 0: none
-    "adapter": RowSetting("int32", lambda new: new.adapter_slot),  # 0: none
+    "taps": RowSetting("int32", attrgetter("taps")),  # ids of tap sets; 0: none
+    "adapter": RowSetting("int32", attrgetter("adapter_slot")),  # 0: none
 }
 
 
