@@ -18,11 +18,9 @@ from pallas_kernels.cuda_devices import compile_problem
 from pallas_kernels.fa4.rules import capability_of, device_problem, missing, unchosen
 
 LARGEST_HEAD = 256
-# Implementations of paged attention that add slopes to scores; models with slopes attend in XLA
-# instead of any other.
+# Implementations of paged attention that add slopes, or a table of biases by distance, to scores;
+# models with either attend in XLA instead of any other.
 SLOPED = frozenset({"xla"})
-# Those that add a table of biases by distance, alike.
-BIASED = frozenset({"xla"})
 # The first devices with bfloat16 and asynchronous copies to shared memory.
 OLDEST_CAPABILITY = 8.0
 
@@ -46,15 +44,14 @@ def choose(
     return getattr(importlib.import_module(module), function)
 
 
-def with_slopes(implementation: str | None, slopes: Array | None) -> str | None:
-    """Fall back to XLA if ALiBi slopes are given and the implementation does not take them."""
-    return implementation if slopes is None or implementation in SLOPED else "xla"
-
-
-def with_biases(implementation: str | None, biases: Array | None) -> str | None:
-    """Fall back to XLA if relative position biases are given and the implementation does not take
-    them."""
-    return implementation if biases is None or implementation in BIASED else "xla"
+def by_distance(
+    implementation: str | None, slopes: Array | None, biases: Array | None
+) -> tuple[str | None, dict[str, Array]]:
+    """The options of ALiBi slopes and relative position biases that are given, and XLA in place of
+    an implementation that does not take them."""
+    given = {"slopes": slopes, "biases": biases}
+    options = {name: array for name, array in given.items() if array is not None}
+    return implementation if not options or implementation in SLOPED else "xla", options
 
 
 def missing_for_triton() -> str | None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from pallas_kernels.cpu.library import load, target
+from pallas_kernels.cpu.library import ffi_call
 from pallas_kernels.cpu.matmul import floats
 from pallas_kernels.shapes import as_scalar
 
@@ -44,12 +44,11 @@ def prefill_attention_cpu(
     ends: Array | None = None,
 ) -> tuple[Array, Array]:
     """See `prefill_attention`; returns the log-sum-exp as well."""
-    load()
     results = (
         jax.ShapeDtypeStruct(q.shape, jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32),
         jax.ShapeDtypeStruct(q.shape[:2], jnp.float32),
     )
-    out, lse = jax.ffi.ffi_call(target("attention"), results)(
+    out, lse = ffi_call("attention", results)(
         q if q.dtype == jnp.bfloat16 else q.astype(jnp.float32),
         cache, as_scalar(layer), tables, starts, positions,
         jnp.zeros(0, jnp.int32) if ends is None else ends, floats(sinks),

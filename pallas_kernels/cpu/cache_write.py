@@ -9,7 +9,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from pallas_kernels.cache_write.xla import NORM_SCOPES, norm_scope
-from pallas_kernels.cpu.library import load, target
+from pallas_kernels.cpu.library import ffi_call
 from pallas_kernels.cpu.matmul import floats
 from pallas_kernels.shapes import as_scalar
 
@@ -17,15 +17,13 @@ from pallas_kernels.shapes import as_scalar
 def empty_cache_cpu(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     """See `empty_cache`. Allocated in huge pages: a sequence's blocks are scattered, which costs
     TLB misses."""
-    load()
-    return jax.ffi.ffi_call(target("empty_cache"), jax.ShapeDtypeStruct(shape, dtype))()
+    return ffi_call("empty_cache", jax.ShapeDtypeStruct(shape, dtype))()
 
 
 def write_cache_cpu(cache: Array, layer: int | Array, k: Array, v: Array, slots: Array) -> Array:
     """See `write_cache`."""
-    load()
-    call = jax.ffi.ffi_call(
-        target("write_cache"),
+    call = ffi_call(
+        "write_cache",
         jax.ShapeDtypeStruct(cache.shape, cache.dtype),
         input_output_aliases={0: 0},
     )
@@ -44,7 +42,6 @@ def rotate_and_write_cpu(
     weight_offset: float,
 ) -> tuple[Array, Array]:
     """See `rotate_and_write`."""
-    load()
     tokens, kv_heads, members, dim = qkv.shape
     results = (
         jax.ShapeDtypeStruct(cache.shape, cache.dtype),
@@ -52,7 +49,7 @@ def rotate_and_write_cpu(
     )
     cos, sin = (None, None) if rotation is None else rotation
     q_norm, k_norm = (None, None) if norms is None else norms
-    call = jax.ffi.ffi_call(target("rotate_and_write"), results, input_output_aliases={0: 0})
+    call = ffi_call("rotate_and_write", results, input_output_aliases={0: 0})
     cache, q = call(
         cache, as_scalar(layer), qkv, slots, floats(cos), floats(sin), floats(q_norm),
         floats(k_norm), norm=np.int32(NORM_SCOPES.index(norm_scope(norms))),

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.cpu.library import load, target
+from pallas_kernels.cpu.library import ffi_call
 from pallas_kernels.cpu.matmul import PANEL, code_number, depth, number, packed_shape
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -48,14 +48,11 @@ def pack_codes(
     Without a kind, int8 is "int8", and uint8 "int4" with two inputs in each, the first in the low
     bits.
     """
-    load()
     in_pairs = kind is None and codes.dtype == jnp.uint8
     kind = kind or ("int4" if in_pairs else "int8")
     *weights, _, outputs = codes.shape
     shape = packed_codes_shape(inputs, outputs, bits_of(kind), dtype, gated)
-    call = jax.ffi.ffi_call(
-        target("pack_codes"), jax.ShapeDtypeStruct((math.prod(weights), *shape), codes.dtype)
-    )
+    call = ffi_call("pack_codes", jax.ShapeDtypeStruct((math.prod(weights), *shape), codes.dtype))
     packed = call(
         codes.reshape(-1, *codes.shape[-2:]), inputs=np.int64(inputs), gated=bool(gated),
         number=number(dtype), codes=code_number(kind), in_pairs=in_pairs,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -69,6 +71,12 @@ def instruction_set() -> str:
     found = ctypes.CDLL(str(loaded_file())).jengine_instruction_set
     found.restype = ctypes.c_char_p
     return found().decode()
+
+
+def ffi_call(name: str, results: Any, **options: Any) -> Callable[..., Any]:
+    """A call of a handler, as `jax.ffi.ffi_call`."""
+    load()
+    return jax.ffi.ffi_call(target(name), results, **options)
 
 
 def target(name: str) -> str:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.cpu.library import load, target
+from pallas_kernels.cpu.library import ffi_call
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float32, Int32
@@ -18,10 +18,7 @@ def softmax_parts(
     x: Float32[Array, "rows width"],
 ) -> tuple[Float32[Array, " rows"], Float32[Array, " rows"]]:
     """Per row, the maximum and the sum of exp(x - maximum)."""
-    load()
-    call = jax.ffi.ffi_call(
-        target("softmax_parts"), jax.ShapeDtypeStruct((x.shape[0], 2), jnp.float32)
-    )
+    call = ffi_call("softmax_parts", jax.ShapeDtypeStruct((x.shape[0], 2), jnp.float32))
     highest, total = jnp.unstack(call(x), axis=1)
     return highest, total
 
@@ -36,6 +33,5 @@ def cut_logits(
 
     Off: top_k <= 0, top_p >= 1, min_p <= 0. Ties keep the lowest indices.
     """
-    load()
-    call = jax.ffi.ffi_call(target("cut_logits"), jax.ShapeDtypeStruct(logits.shape, logits.dtype))
+    call = ffi_call("cut_logits", jax.ShapeDtypeStruct(logits.shape, logits.dtype))
     return call(logits, top_k, top_p, min_p)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.cpu.library import load, target
+from pallas_kernels.cpu.library import ffi_call
 from pallas_kernels.cpu.matmul import floats, integers
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
@@ -29,7 +29,6 @@ def low_rank(
     COLUMNS columns, the ranks to read; `up` must be zero outside them. A row's bits do not depend
     on the batch.
     """
-    load()
     out = jax.ShapeDtypeStruct((x.shape[0], up.shape[2]), jnp.float32)
-    call = jax.ffi.ffi_call(target("low_rank"), out)
+    call = ffi_call("low_rank", out)
     return call(x, slots, down, up, integers(ranges), floats(base))

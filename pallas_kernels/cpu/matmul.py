@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.cpu.library import load, target
+from pallas_kernels.cpu.library import ffi_call
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Int
@@ -100,13 +100,10 @@ def pack(
 ) -> Array:
     """Pack a weight, or one per group; `storage` is its current layout. The first half of a gated
     weight's outputs are the gates."""
-    load()
     groups, matrix = weight.shape[:-2], weight.shape[-2:]
     inputs, outputs = matrix if storage == "inputs_first" else matrix[::-1]
     shape = packed_shape(inputs, outputs, weight.dtype, gated)
-    call = jax.ffi.ffi_call(
-        target("pack"), jax.ShapeDtypeStruct((math.prod(groups), *shape), weight.dtype)
-    )
+    call = ffi_call("pack", jax.ShapeDtypeStruct((math.prod(groups), *shape), weight.dtype))
     packed = call(
         weight.reshape(-1, *matrix), gated=bool(gated), storage=np.int32(STORAGES.index(storage))
     )
@@ -167,12 +164,9 @@ def matmul(
     rows after the last group are padding. With `scales`, the weight is packed integers
     (`pallas_kernels.cpu.codes`).
     """
-    load()
     results = outputs // 2 if gate else outputs
     given = Scales(floats(None), None, 0, jnp.float32) if scales is None else scales
-    call = jax.ffi.ffi_call(
-        target("matmul"), jax.ShapeDtypeStruct((x.shape[0], results), jnp.dtype(dtype))
-    )
+    call = ffi_call("matmul", jax.ShapeDtypeStruct((x.shape[0], results), jnp.dtype(dtype)))
     return call(
         x,
         weight,
@@ -209,8 +203,7 @@ def normalize(
     x: Float[Array, "rows width"], norm: FusedNorm, positions: Int[Array, " rows"] | None = None
 ) -> Float[Array, "rows width"]:
     """Apply only the norm of `matmul`; float32."""
-    load()
-    call = jax.ffi.ffi_call(target("normalize"), jax.ShapeDtypeStruct(x.shape, jnp.float32))
+    call = ffi_call("normalize", jax.ShapeDtypeStruct(x.shape, jnp.float32))
     return call(
         x, norm.weight, floats(norm.bias), integers(positions),
         norm=np.int32(NORMS.index(norm.kind)), eps=np.float32(norm.eps),

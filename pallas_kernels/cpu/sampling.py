@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.cpu.library import load, target
+from pallas_kernels.cpu.library import ffi_call
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float32, Int32, UInt32
@@ -16,18 +16,16 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 def best_tokens_cpu(logits: Array) -> Array:
     """See `best_tokens`."""
-    load()
     result = jax.ShapeDtypeStruct(logits.shape[:1], jnp.int32)
-    return jax.ffi.ffi_call(target("best_tokens"), result)(logits.astype(jnp.float32))
+    return ffi_call("best_tokens", result)(logits.astype(jnp.float32))
 
 
 def sample_tokens_cpu(
     logits: Array, keys: Array, temperature: Array, top_k: Array, top_p: Array, min_p: Array
 ) -> Array:
     """See `sample_tokens`."""
-    load()
     result = jax.ShapeDtypeStruct(logits.shape[:1], jnp.int32)
-    return jax.ffi.ffi_call(target("draw_tokens"), result)(
+    return ffi_call("draw_tokens", result)(
         logits.astype(jnp.float32), keys, temperature, top_k, top_p, min_p
     )
 
@@ -36,13 +34,11 @@ def noise_keys(
     base: UInt32[Array, "2"], seeds: UInt32[Array, "rows 2"], positions: Int32[Array, " rows"]
 ) -> UInt32[Array, "rows 2"]:
     """Threefry key per row: `base` with the seed's two words and the position folded in."""
-    load()
     result = jax.ShapeDtypeStruct(seeds.shape, jnp.uint32)
-    return jax.ffi.ffi_call(target("noise_keys"), result)(base, seeds, positions)
+    return ffi_call("noise_keys", result)(base, seeds, positions)
 
 
 def gumbel_noise(keys: UInt32[Array, "rows 2"], vocab: int) -> Float32[Array, "rows vocab"]:
     """Gumbel noise that `sample_tokens` adds for these keys."""
-    load()
     result = jax.ShapeDtypeStruct((keys.shape[0], vocab), jnp.float32)
-    return jax.ffi.ffi_call(target("noise"), result)(keys)
+    return ffi_call("noise", result)(keys)

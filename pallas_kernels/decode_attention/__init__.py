@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.choice import choose, with_biases, with_slopes
+from pallas_kernels.choice import by_distance, choose
 from pallas_kernels.decode_attention.context_parts import zero_counters as zero_counters
 from pallas_kernels.decode_attention.teams import least_shared as least_shared
 from pallas_kernels.decode_attention.teams import rows_of_a_team as rows_of_a_team
@@ -35,16 +35,10 @@ CASCADING = ("triton",)
 @partial(
     jax.jit,
     static_argnames=(
-        "head_dim",
-        "window",
-        "scale",
-        "soft_cap",
-        "return_lse",
-        "dtype",
-        "reads_together",
+        "head_dim", "window", "scale", "soft_cap", "return_lse", "dtype", "reads_together",
         "implementation",
     ),
-)
+)  # fmt: skip
 def decode_attention(
     q: Float[Array, "rows heads dim"],
     cache: Shaped[Array, "layers 2 blocks block_size width"],
@@ -83,15 +77,13 @@ def decode_attention(
     `reads_together` allows a kernel to read blocks shared by neighbouring rows once; a row's bits
     then depend on its neighbours.
     """
-    implementation = with_biases(with_slopes(implementation, slopes), biases)
+    implementation, of_distance = by_distance(implementation, slopes, biases)
     run = choose("decode_attention", implementation, IMPLEMENTATIONS)
-    options = {"window": window, "scale": scale, "soft_cap": soft_cap}
-    given: dict[str, Any] = {"sinks": sinks, "dtype": jnp.dtype(dtype)}
-    if slopes is not None:
-        given["slopes"] = slopes
-    if biases is not None:
-        given["biases"] = biases
+    given: dict[str, Any] = {
+        "head_dim": head_dim, "window": window, "scale": scale, "soft_cap": soft_cap,
+        "sinks": sinks, "dtype": jnp.dtype(dtype), **of_distance,
+    }  # fmt: skip
     if implementation in CASCADING:
         given |= {"reads_together": reads_together, "counters": counters}
-    found = run(q, cache, layer, tables, starts, lengths, head_dim=head_dim, **options, **given)
+    found = run(q, cache, layer, tables, starts, lengths, **given)
     return found if return_lse else found[0]

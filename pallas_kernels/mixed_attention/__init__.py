@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.choice import choose, with_biases, with_slopes
+from pallas_kernels.choice import by_distance, choose
 from pallas_kernels.decode_attention import decode_attention
 from pallas_kernels.prefill_attention import prefill_attention
 
@@ -25,19 +25,10 @@ JOINT = {"triton": "pallas_kernels.mixed_attention.triton:mixed_attention_triton
 @partial(
     jax.jit,
     static_argnames=(
-        "rows",
-        "head_dim",
-        "window",
-        "scale",
-        "soft_cap",
-        "return_lse",
-        "joined",
-        "dtype",
-        "reads_together",
-        "implementation",
-        "prompts",
+        "rows", "head_dim", "window", "scale", "soft_cap", "return_lse", "joined", "dtype",
+        "reads_together", "implementation", "prompts",
     ),
-)
+)  # fmt: skip
 def mixed_attention(
     q: Float[Array, "tokens heads dim"],
     cache: Shaped[Array, "layers 2 blocks block_size width"],
@@ -71,19 +62,14 @@ def mixed_attention(
     `decode_attention` and `prefill_attention`. `prompts`: the implementation for tiles, where it
     is another one, "fa4" beside "triton".
     """
+    implementation, of_distance = by_distance(implementation, slopes, biases)
     options: dict[str, Any] = {
         "head_dim": head_dim, "window": window, "scale": scale, "soft_cap": soft_cap,
-        "sinks": sinks, "dtype": jnp.dtype(dtype),
+        "sinks": sinks, "dtype": jnp.dtype(dtype), **of_distance,
     }  # fmt: skip
     decodes = tables[:rows], starts[:rows], positions[:rows] + 1
     prefills = tables[rows:], starts[rows:], positions[rows:]
     of_tiles = {"runs": runs, "joined": joined, "ends": None if ends is None else ends[rows:]}
-    if slopes is not None:
-        options["slopes"] = slopes
-        implementation = with_slopes(implementation, slopes)
-    if biases is not None:
-        options["biases"] = biases
-        implementation = with_biases(implementation, biases)
     if implementation in JOINT:
         run = choose("mixed_attention", implementation, JOINT)
         results = run(

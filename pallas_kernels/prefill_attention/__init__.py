@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.choice import choose, with_biases, with_slopes
+from pallas_kernels.choice import by_distance, choose
 from pallas_kernels.prefill_attention.xla import prefill_attention_xla
 from pallas_kernels.shapes import next_power_of_two
 
@@ -39,16 +39,10 @@ def tokens_of_tile(group: int) -> int:
 @partial(
     jax.jit,
     static_argnames=(
-        "head_dim",
-        "window",
-        "scale",
-        "soft_cap",
-        "return_lse",
-        "joined",
-        "dtype",
+        "head_dim", "window", "scale", "soft_cap", "return_lse", "joined", "dtype",
         "implementation",
     ),
-)
+)  # fmt: skip
 def prefill_attention(
     q: Float[Array, "tokens heads dim"],
     cache: Shaped[Array, "layers 2 blocks block_size width"],
@@ -87,17 +81,13 @@ def prefill_attention(
     tiles runs[r] up to runs[r + 1], at most `joined`. Every tile is in a run; a run reads the
     blocks of its first tile.
     """
-    implementation = with_biases(with_slopes(implementation, slopes), biases)
+    implementation, of_distance = by_distance(implementation, slopes, biases)
     run = choose("prefill_attention", implementation, IMPLEMENTATIONS)
-    options = {"window": window, "scale": scale, "soft_cap": soft_cap}
-    given: dict[str, Any] = {"sinks": sinks, "dtype": jnp.dtype(dtype), "ends": ends}
-    if slopes is not None:
-        given["slopes"] = slopes
-    if biases is not None:
-        given["biases"] = biases
+    given: dict[str, Any] = {
+        "head_dim": head_dim, "window": window, "scale": scale, "soft_cap": soft_cap,
+        "sinks": sinks, "dtype": jnp.dtype(dtype), "ends": ends, **of_distance,
+    }  # fmt: skip
     if implementation in JOINING:
         given |= {"runs": runs, "joined": joined}
-    out, lse = run(
-        q, cache, layer, tables, starts, positions, head_dim=head_dim, **options, **given
-    )
+    out, lse = run(q, cache, layer, tables, starts, positions, **given)
     return (out, lse) if return_lse else out
