@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow __getattr__
     from jengine.api.llm_engine import LLMEngine
     from jengine.api.models import from_config, from_hf, load_model, save_model
     from jengine.api.patch_grid import PatchGrid
-    from jengine.api.pictures import PictureBatch, picture_batch
+    from jengine.api.picture_batch import PictureBatch, picture_batch
     from jengine.assembly.settings.args import EngineArgs
     from jengine.beam_search import BeamSearchParams
     from jengine.config import PoolerConfig
@@ -76,7 +76,7 @@ _HOMES = {
     "MoveDirectionality": "jengine.logits_processor",
     "Patch": "jengine.api.interventions",
     "PatchGrid": "jengine.api.patch_grid",
-    "PictureBatch": "jengine.api.pictures",
+    "PictureBatch": "jengine.api.picture_batch",
     "PoolerConfig": "jengine.config",
     "PoolingOutput": "jengine.pooling_outputs",
     "PoolingParams": "jengine.pooling_params",
@@ -98,7 +98,7 @@ _HOMES = {
     "from_hf": "jengine.api.models",
     "generate": "jengine.api.generate",
     "load_model": "jengine.api.models",
-    "picture_batch": "jengine.api.pictures",
+    "picture_batch": "jengine.api.picture_batch",
     "process_dict_updates": "jengine.logits_processor",
     "register_model": "jengine.models.registry",
     "save_model": "jengine.api.models",

@@ -20,7 +20,7 @@ sys.dont_write_bytecode = False
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
-from jengine.assembly.settings import warm_up  # noqa: E402
+from jengine.assembly.settings import warm_up_settings  # noqa: E402
 from jengine.bench.xla_flags import is_flag_of_xla  # noqa: E402
 
 # Before anything imports jax.
@@ -54,7 +54,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 # Which program runs a step, and so how numbers round, would depend on time in an engine that starts
 # before everything is compiled. tests/api/test_early_start.py tests those.
-warm_up.USUAL_WAIT = "all"
+warm_up_settings.USUAL_WAIT = "all"
 
 # A busy machine may take any time for an example.
 settings.register_profile("any time", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -14,8 +14,8 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from jengine.api.arguments import Loras, Params
-from jengine.api.batches import RequestBatch, RequestBatches
 from jengine.api.front import Front
+from jengine.api.request_batches import RequestBatch, RequestBatches
 from jengine.assembly.progress import ProgressFactory, progress_factory
 from jengine.outputs import RequestOutput
 

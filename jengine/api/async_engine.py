@@ -13,7 +13,7 @@ from jengine.api.async_requests import AsyncRequests, PauseMode
 from jengine.api.base import BaseLLM
 from jengine.api.offline import OfflineEngine
 from jengine.api.parameters import OnInflight
-from jengine.api.sleep import NewRequests, SleepOrder, waking
+from jengine.api.sleep_order import NewRequests, SleepOrder, waking
 from jengine.assembly.engine import Engine
 from jengine.assembly.processes.elastic import DRAIN_SECONDS, scale_replicas
 from jengine.assembly.settings.values import one_of

@@ -23,7 +23,7 @@ from jengine.assembly.progress import progress_factory
 from jengine.assembly.settings.args import EngineArgs
 from jengine.assembly.settings.values import field_types
 from jengine.executor.choice import OWN_PROCESSES
-from jengine.models.taps import TapPoint, tap_points
+from jengine.models.tap_points import TapPoint, tap_points
 from jengine.runner.programs.ledger import CompileLedger
 from jengine.runner.step.attention_backend import cache_dtype_name
 from jengine.runner.step.group_arrays import each_array

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jengine.adapters import LoRARequest
-from jengine.api.batches import RequestBatch
 from jengine.api.offline import OfflineEngine
+from jengine.api.request_batches import RequestBatch
 from jengine.assembly.engine import Engine
 from jengine.engine.answer import Answer
 from jengine.engine.timing import Arrival

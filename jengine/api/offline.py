@@ -15,7 +15,7 @@ from jengine.api.base import BaseLLM
 from jengine.api.collective import collective_rpc
 from jengine.api.parameters import OnInflight
 from jengine.api.profiling import trace_folder
-from jengine.api.sleep import NewRequests, SleepOrder, waking
+from jengine.api.sleep_order import NewRequests, SleepOrder, waking
 from jengine.api.stats import EngineStats
 from jengine.assembly.engine import Engine
 from jengine.engine.questions import ReloadWeights, ResetPrefixCache

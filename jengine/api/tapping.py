@@ -23,9 +23,9 @@ import numpy as np
 from jengine.api.interventions import Applied, Patch, Steer
 from jengine.config import ModelConfig
 from jengine.errors import RequestError, UnsupportedFeature, nearest_name
-from jengine.models.taps import tap_points
+from jengine.models.tap_points import tap_points
 from jengine.runner.loaded_model import LoadedModel
-from jengine.runner.step.taps import call_intervention
+from jengine.runner.step.step_taps import call_intervention
 from jengine.runner.variants.tap_sets import Change, Changes, Intervention
 from sharding.jax_settings import engine_context
 

@@ -17,7 +17,7 @@ from flax import nnx
 import jengine
 from jengine.assembly.backend import await_kernels, start_backend
 from jengine.assembly.block_transfers import transfers_of, with_external_blocks
-from jengine.assembly.drafter import DrafterSource, open_drafter, with_draft_cost
+from jengine.assembly.drafter_source import DrafterSource, open_drafter, with_draft_cost
 from jengine.assembly.engine import DeviceSide
 from jengine.assembly.grammars import CoreGrammars, core_grammars
 from jengine.assembly.host_weights import with_layers_on_host
@@ -48,8 +48,8 @@ from jengine.executor.multihost.settings import Direction, MultihostSettings
 from jengine.models.stages import StageLayout, stage_layout
 from jengine.runner.build import build_runners
 from jengine.runner.disk.compile_cache import what_compiling_costs
-from jengine.runner.drafter import LoadedDrafter
 from jengine.runner.joint_runner import launch_of
+from jengine.runner.loaded_drafter import LoadedDrafter
 from jengine.runner.runner import PlanRunner
 from jengine.runner.runner_config import RunnerConfig
 from jengine.runner.step.leaves import LeafOrder, Leaves

@@ -14,7 +14,7 @@ from jengine.assembly.model_facts import ModelSource
 from jengine.executor.grammar_masks import GrammarMasks
 from jengine.executor.protocol import Executor
 from jengine.grammar.compiler import GrammarCompiler
-from jengine.grammar.rows import GrammarRows
+from jengine.grammar.grammar_rows import GrammarRows
 from jengine.grammar.shared_tokenizer import TokenizerData, data_of
 from jengine.grammar.tokenizer_check import check_tokenizer
 from jengine.scheduler.gates import GrammarReady, MakeGate

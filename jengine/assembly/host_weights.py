@@ -17,8 +17,8 @@ from jengine.errors import UnsupportedFeature
 from jengine.models.decoder import Decoder
 from jengine.runner.step.leaves import LeafOrder
 from jengine.weights.abstract import abstract_model
+from jengine.weights.layers_to_offload import GIB, layers_to_offload
 from jengine.weights.stage_places import StagePlaces
-from jengine.weights.weight_offload import GIB, layers_to_offload
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from jengine.executor.multihost.ending import end_process
 from jengine.executor.multihost.settings import Direction, MultihostSettings
 from jengine.executor.protocol import Capacity
 from jengine.executor.remote.job import Ended, Job, ended_with
-from jengine.executor.remote.server import PlanServer
+from jengine.executor.remote.plan_server import PlanServer
 from jengine.plugin_loading import load_plugins
 from jengine.runner.disk.compile_cache import enable_compile_cache
 from jengine.wire.connection import connect

@@ -29,7 +29,7 @@ from jengine.runner.step.group_arrays import block_bytes_on_each
 from jengine.runner.step.state import empty_state, placed_state, state_bytes
 from jengine.runner.variants.buckets import SCORED_AT_ONCE_ON_GPUS, whole_chunks
 from jengine.weights.abstract import abstract_model
-from jengine.weights.weight_offload import layers_to_offload
+from jengine.weights.layers_to_offload import layers_to_offload
 from pallas_kernels.decode_attention import least_shared, rows_of_a_team, shared_multiple
 from sharding.mesh import mesh_sizes
 from sharding.placement import Placement

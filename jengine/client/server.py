@@ -18,7 +18,7 @@ import msgspec
 from jengine.client.address import Address
 from jengine.client.connection import security_of
 from jengine.client.errors import ServerFailed, error_of, message_in
-from jengine.client.events import DONE, Chunk, EventReader, read_chunk
+from jengine.client.event_reader import DONE, Chunk, EventReader, read_chunk
 
 # For answers that are not streamed. A stream may be silent while it waits in the queue.
 SECONDS = 60.0

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 
 from jengine.adapters import AdapterLimits, LoRARequest
-from jengine.engine.adapters import Adapters
 from jengine.engine.answer import Answer
 from jengine.engine.client import EngineClient
 from jengine.engine.input_processor import AnyParams, InputProcessor
+from jengine.engine.loaded_adapters import Adapters
 from jengine.engine.output_processor import OutputProcessor
 from jengine.engine.timing import Arrival
 from jengine.errors import EngineAsleep, RequestError

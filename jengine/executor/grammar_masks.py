@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from jengine.executor.protocol import Executor, PendingOutput
 from jengine.executor.read_step import ReadStep
-from jengine.grammar.rows import GrammarRows
+from jengine.grammar.grammar_rows import GrammarRows
 from jengine.plan import Plan
 
 

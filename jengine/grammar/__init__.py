@@ -11,7 +11,7 @@ In: GrammarSpecs, plans and sampled tokens. Out: token masks in the plan. The de
 - **Admission**: `scheduler.gates.GrammarReady` keeps a request back until its grammar is compiled,
   and requests behind it pass. A grammar that fails opens the gate: the request's first step ends
   it with the reason, so that no one but the executor below must know of failures.
-- **Matchers** (`rows.py`) are owned by an executor around the executor
+- **Matchers** (`grammar_rows.py`) are owned by an executor around the executor
   (`executor/grammar_masks.py`), as the flight recorder is. It sees each plan between `schedule` and
   `submit`, and each output before `commit`: the heart and the scheduler do not know it. What it
   keeps follows from plans and outputs alone: `NewRow` starts a matcher and replays the tokens known
@@ -39,10 +39,11 @@ In: GrammarSpecs, plans and sampled tokens. Out: token masks in the plan. The de
   (`SamplingInput.beyond_mask`). The mask applies to raw logits, before bias, penalties and filters,
   and after functions of the caller's (`sampling/processors.py`); raw log-probabilities are those of
   the masked logits.
-- **When masks are filled**: as soon as a row's token is read, for all rows together (`masks.py`).
-  A mask of one token then shows where the grammar forces some, and one that equals the row's last
-  mask is not sent. What cannot be hidden is the step itself: a row's next mask follows from its
-  last token, so its steps do not overlap with the host's work on them, but for making text.
+- **When masks are filled**: as soon as a row's token is read, for all rows together
+  (`mask_filler.py`). A mask of one token then shows where the grammar forces some, and one that
+  equals the row's last mask is not sent. What cannot be hidden is the step itself: a row's next
+  mask follows from its last token, so its steps do not overlap with the host's work on them, except
+  detokenization.
 - **Ends**: the end-of-sequence token and the request's stop ids are allowed exactly where the
   grammar may end. A token that the grammar refuses, or a mask that exceeds llguidance's limits,
   ends the request with finish_reason "error" (`outputs.REFUSED`, `StepOutput.refusals`).

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jengine.grammar.masks import Follower
+from jengine.grammar.mask_filler import Follower
 from jengine.outputs import Refusal
 from jengine.thinking_budget import ThinkingBudget
 

@@ -40,8 +40,8 @@ from jengine.server.errors import api_error
 from jengine.server.phase import Phase
 from jengine.server.serving import everywhere
 from jengine.server.serving.adapter_folders import adapter_folder, allowed_folders
-from jengine.server.serving.adapters import load_modules
 from jengine.server.serving.monitor import monitor
+from jengine.server.serving.served_adapters import load_modules
 from jengine.server.settings import ServerSettings
 
 # Method of Ray's protocol -> route, and Ray's class of its answer.

@@ -7,7 +7,7 @@ Rows of one slot run together and read its matrices once (`pallas_kernels/low_ra
 kernel, the grouped matmul Triton kernels, or, on a mesh, XLA with all slots as one matrix. Programs
 with adapters are separate variants, so batches without any pay nothing. The core identifies an
 adapter by its content digest: prefix caches of two adapters with one name never mix, and a running
-request keeps its adapter. Numbers, names and folders belong to the front (`engine/adapters.py`),
-which loads an adapter into the core before queuing its first request, so bad files fail that call,
-and drops it when no open request uses it.
+request keeps its adapter. Numbers, names and folders belong to the front
+(`engine/loaded_adapters.py`), which loads an adapter into the core before queuing its first
+request, so bad files fail that call, and drops it when no open request uses it.
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from jengine.metrics.buckets import REQUEST_TOKENS
+from jengine.metrics.histogram_buckets import REQUEST_TOKENS
 
 
 class CatalogMetric(NamedTuple):

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jengine.counts import Histogram, RequestTimes
-from jengine.metrics.buckets import REQUEST_LATENCY, bounds
 from jengine.metrics.catalog import REQUEST_HISTOGRAMS
+from jengine.metrics.histogram_buckets import REQUEST_LATENCY, bounds
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 # Limits on open requests, by the names of their settings.

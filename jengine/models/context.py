@@ -20,7 +20,7 @@ from jengine.layers.attention import AttentionInputs, ReadInputs, attend_whole, 
 from jengine.layers.latent import LatentInputs, dense_latent_attention
 from jengine.layers.recurrent import RecurrentInputs, dense_recurrent
 from jengine.layers.rope import rotation
-from jengine.models.taps import Tap
+from jengine.models.tap_points import Tap
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int

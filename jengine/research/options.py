@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jengine.config import ModelConfig
 from jengine.errors import ConfigError, nearest_name
-from jengine.models.taps import tap_points
+from jengine.models.tap_points import tap_points
 
 TORCH = "torch"
 

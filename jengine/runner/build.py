@@ -15,13 +15,13 @@ from jengine.lora.stacks import AdapterStacks
 from jengine.lora.store import AdapterStore
 from jengine.lora.weights import adapted_weights, stack_dtype
 from jengine.models.stages import StageLayout
-from jengine.runner.drafter import LoadedDrafter
 from jengine.runner.encoder_output import EncoderOutput
 from jengine.runner.given_embeds import GivenEmbeds
 from jengine.runner.host_processors import HostProcessors
 from jengine.runner.host_sampling import HostSampling
-from jengine.runner.images import Images
+from jengine.runner.image_inputs import Images
 from jengine.runner.joint_runner import JointGroup, JointRunner
+from jengine.runner.loaded_drafter import LoadedDrafter
 from jengine.runner.loaded_model import LoadedModel
 from jengine.runner.pipeline_runner import PipelineRunner
 from jengine.runner.programs.background import BackgroundWarmUp
@@ -36,7 +36,7 @@ from jengine.runner.resize import Resizing
 from jengine.runner.runner import Companion, EmptyRunner, PlanRunner, Runner
 from jengine.runner.runner_config import RunnerConfig
 from jengine.runner.sizing import Sizing
-from jengine.runner.step.adapters import implementation_of
+from jengine.runner.step.adapter_rows import implementation_of
 from jengine.runner.step.joined import JoinedReplicas
 from jengine.runner.step.leaves import LeafOrder, Leaves
 from jengine.runner.step.mels import MelPacker

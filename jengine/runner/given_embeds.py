@@ -1,7 +1,7 @@
 """Prompt embeddings: rows of a prompt given by the user go into the step beside its packed input.
 
 Only steps with such tokens run this variant, which is compiled on first use. On a model that takes
-images it is the variant with images (`images.py`), so one batch may have both.
+images it is the variant with images (`image_inputs.py`), so one batch may have both.
 
 A request carries its rows as bytes, which block hashes include; the scheduler only counts tokens.
 The model takes the rows in place of its embedding lookup, before any scale.

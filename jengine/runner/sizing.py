@@ -15,7 +15,7 @@ import jengine
 from jengine.config import CacheConfig, ModelConfig
 from jengine.lora.stacks import AdapterStacks
 from jengine.runner.disk.size_record import SizeRecord
-from jengine.runner.drafter import LoadedDrafter
+from jengine.runner.loaded_drafter import LoadedDrafter
 from jengine.runner.memory.cache_size import (
     BlockDemand,
     available_on_each,

@@ -1,8 +1,8 @@
 """Sampling: logits to tokens, with penalties, masks, filters and log-probabilities.
 
 In: float32 logits, row state, per-position parameters. Out: tokens and the next row state. Must not
-know: requests, plans, how logits were made. features.py, admission.py and inputs.py are free of jax
-for the host half; every other name is loaded on first use so that they stay so.
+know: requests, plans, how logits were made. features.py, row_parameters.py and inputs.py import
+no jax, for the host half; every other name is loaded on first use, so that they stay so.
 """
 
 from importlib import import_module
@@ -20,17 +20,17 @@ from jengine.sampling.row_parameters import Admission, pack_admission, seed_word
 
 if TYPE_CHECKING:
     from jengine.sampling.logprobs import Logprobs, score_tokens
+    from jengine.sampling.row_state import RowState, admit, empty_row_state
     from jengine.sampling.sampler import SampleOutput, sample
-    from jengine.sampling.state import RowState, admit, empty_row_state
 
 _DEVICE_NAMES = {
     "Logprobs": "logprobs",
     "score_tokens": "logprobs",
     "SampleOutput": "sampler",
     "sample": "sampler",
-    "RowState": "state",
-    "admit": "state",
-    "empty_row_state": "state",
+    "RowState": "row_state",
+    "admit": "row_state",
+    "empty_row_state": "row_state",
 }
 
 __all__ = [

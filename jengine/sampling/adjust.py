@@ -17,7 +17,7 @@ from jax import Array, lax
 from jengine.config import MAX_BAD_WORDS
 from jengine.sampling.inputs import SamplingInput
 from jengine.sampling.row_parameters import COUNT_BITS, IN_PROMPT, IS_STOP
-from jengine.sampling.state import RowState
+from jengine.sampling.row_state import RowState
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float32, Int32

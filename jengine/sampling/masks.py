@@ -14,7 +14,7 @@ from jax import Array
 
 from jengine.sampling.acceptance import Drafted
 from jengine.sampling.inputs import SamplingInput
-from jengine.sampling.state import RowState
+from jengine.sampling.row_state import RowState
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float32, Int32

@@ -25,7 +25,7 @@ from jengine.errors import RequestError
 from jengine.sampling.callbacks import guarded
 from jengine.sampling.inputs import SamplingInput
 from jengine.sampling.processor_sets import Processor, ProcessorSet
-from jengine.sampling.state import RowState
+from jengine.sampling.row_state import RowState
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float32, Int32

@@ -21,7 +21,7 @@ IS_STOP = 1 << 29
 
 
 class Admission(NamedTuple):
-    """One row of RowState (see state.py for the fields), without the row axis."""
+    """One row of RowState (see row_state.py for the fields), without the row axis."""
 
     marks: np.ndarray  # i32[V]
     bias: np.ndarray  # f32[V]

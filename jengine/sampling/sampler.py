@@ -22,7 +22,7 @@ from jengine.sampling.logprobs import Logprobs, gather_logprobs
 from jengine.sampling.masks import allowed_logits
 from jengine.sampling.processors import processed_logits
 from jengine.sampling.row_operations import RowOperations, row_operations
-from jengine.sampling.state import RowState, record
+from jengine.sampling.row_state import RowState, record
 from pallas_kernels.token_sampling import DRAWN, sample_tokens
 from pallas_kernels.token_sampling.xla import GREEDY_BELOW
 

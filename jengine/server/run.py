@@ -32,10 +32,10 @@ from jengine.server.http.listening import listening_socket, url_of
 from jengine.server.http.patience import PatientProtocol
 from jengine.server.peers.channel import Peers
 from jengine.server.phase import Phase
-from jengine.server.serving.adapters import load_modules
 from jengine.server.serving.draining import drain
 from jengine.server.serving.monitor import monitor
 from jengine.server.serving.peer_answers import answer_peer
+from jengine.server.serving.served_adapters import load_modules
 from jengine.server.serving.service import Service
 from jengine.server.settings import ServerSettings
 

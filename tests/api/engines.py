@@ -19,7 +19,7 @@ import jengine
 from jengine.engine.core import EngineCore
 from jengine.executor.grammar_masks import GrammarMasks
 from jengine.executor.local import LocalExecutor
-from jengine.grammar.rows import GrammarRows
+from jengine.grammar.grammar_rows import GrammarRows
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.scheduler.decode_length import DecodeLength
 from jengine.scheduler.gates import GrammarReady

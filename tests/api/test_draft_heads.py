@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from jengine import SamplingParams
-from jengine.assembly.drafter import numbers_of_a_draft, numbers_read
+from jengine.assembly.drafter_source import numbers_of_a_draft, numbers_read
 from jengine.errors import CheckpointError, ConfigError
 from jengine.models.context import whole_sequences
 from jengine.models.draft_heads.eagle import read_eagle

@@ -20,7 +20,7 @@ import jengine
 from jengine import SamplingParams
 from jengine.assembly import device_side
 from jengine.assembly.process_checks import starts_early
-from jengine.assembly.settings import warm_up
+from jengine.assembly.settings import warm_up_settings
 from jengine.assembly.settings.args import EngineArgs
 from jengine.errors import ConfigError
 from jengine.runner.programs import background
@@ -309,7 +309,7 @@ def test_engines_start_early_unless_answers_must_not_depend_on_time(
 ) -> None:
     monkeypatch.undo()
     assert EngineArgs(model="demo", **settings).wait_for == "all"
-    monkeypatch.setattr(warm_up, "USUAL_WAIT", "largest")
+    monkeypatch.setattr(warm_up_settings, "USUAL_WAIT", "largest")
     assert EngineArgs(model="demo").wait_for == "largest"
     assert EngineArgs(model="demo", seed=0, deterministic=True).wait_for == "largest"
     assert EngineArgs(model="demo", **settings).wait_for == "all"
@@ -318,7 +318,7 @@ def test_engines_start_early_unless_answers_must_not_depend_on_time(
 def test_a_seed_does_not_wait_where_every_program_gives_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(warm_up, "USUAL_WAIT", "largest")
+    monkeypatch.setattr(warm_up_settings, "USUAL_WAIT", "largest")
     seeded = EngineArgs(model="demo", seed=0)
     assert seeded.warm_up.wait_for(same_bits=True) == "largest" != seeded.wait_for
     asked = EngineArgs(model="demo", seed=0, compilation_config={"wait_for": "all"})
@@ -330,7 +330,7 @@ def test_a_seed_does_not_wait_where_every_program_gives_the_same_bits(
 def test_an_engine_with_a_seed_starts_early_on_the_cpu_kernels_alone(
     backend: Any, early: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warm_up, "USUAL_WAIT", "largest")
+    monkeypatch.setattr(warm_up_settings, "USUAL_WAIT", "largest")
     found: list[bool] = []
 
     def refused(steps: Any, *given: Any, **more: Any) -> bool:

@@ -15,8 +15,8 @@ import jengine
 from jengine import SamplingParams
 from jengine.errors import RequestError, UnexpectedCompile
 from jengine.models.context import whole_sequences
-from jengine.models.taps import tap_points
-from jengine.runner.step.taps import takes
+from jengine.models.tap_points import tap_points
+from jengine.runner.step.step_taps import takes
 from jengine.runner.variants import tap_sets
 from jengine.runner.variants.tap_sets import SETS_KEPT, Change, Changes, TapSets
 from jengine.weights.abstract import with_values

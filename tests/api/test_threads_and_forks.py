@@ -176,7 +176,7 @@ def test_a_front_needs_no_jax() -> None:
 import asyncio, sys
 from jengine import SamplingParams
 from jengine.api.async_requests import AsyncRequests
-from jengine.api.batches import RequestBatch, RequestBatches
+from jengine.api.request_batches import RequestBatch, RequestBatches
 from jengine.api.front import Front
 from tests.engine.scripted import scripted_engine, told
 engine = scripted_engine()

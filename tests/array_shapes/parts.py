@@ -24,7 +24,7 @@ from jengine.sampling import (
     pack_admission,
     processors,
 )
-from jengine.sampling import state as sampling_state
+from jengine.sampling import row_state as sampling_state
 from jengine.sampling.processor_sets import ProcessorSet
 from pallas_kernels import cache_write, grouped_matmul, token_sampling
 from tests.array_shapes.steps import SIZES

@@ -39,7 +39,7 @@ from jengine.runner.step.cross_attention import CrossInput
 from jengine.runner.step.draft_stage import DraftStageInput
 from jengine.runner.step.drafters import METHODS, ParallelDraftModel
 from jengine.runner.step.heads import ChosenInput
-from jengine.runner.step.parts import BODIES, body_of
+from jengine.runner.step.part_functions import BODIES, body_of
 from jengine.runner.step.patches import PatchPacker
 from jengine.runner.step.program import AdapterProgram, DrafterProgram, Program
 from jengine.runner.step.prompt_chunk import PromptChunk

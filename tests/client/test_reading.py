@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jengine.client.address import Address
 from jengine.client.errors import ServerBusy, ServerFailed, error_of
-from jengine.client.events import EventReader, read_chunk
+from jengine.client.event_reader import EventReader, read_chunk
 from jengine.client.response_reader import BadResponse, ResponseReader
 from jengine.errors import ConfigError, RequestError
 

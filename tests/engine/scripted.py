@@ -24,7 +24,7 @@ from jengine.executor.calls import encoded_answer
 from jengine.executor.grammar_masks import GrammarMasks
 from jengine.executor.protocol import Executor, WorkerHealth
 from jengine.grammar.compiler import GrammarCompiler
-from jengine.grammar.rows import GrammarRows
+from jengine.grammar.grammar_rows import GrammarRows
 from jengine.grammar.shared_tokenizer import data_of
 from jengine.grammar.tokens import llguidance_tokenizer
 from jengine.kvcache.coordinator import CacheCoordinator

@@ -18,7 +18,7 @@ from jengine.executor.flight_recorder import FlightRecorder
 from jengine.executor.grammar_masks import GrammarMasks
 from jengine.executor.recording import Origin, Recording, read_recording
 from jengine.executor.replay import ReplayReport, replay
-from jengine.grammar.rows import GrammarRows
+from jengine.grammar.grammar_rows import GrammarRows
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepOutput
 from jengine.plan import Plan

@@ -30,7 +30,7 @@ from jengine.executor.protocol import Capacity, PendingOutput, WorkerHealth
 from jengine.executor.read_step import ReadStep
 from jengine.executor.remote.driver import RemoteExecutor
 from jengine.executor.remote.job import Ended, Job, ended_with, error_in
-from jengine.executor.remote.server import PlanServer
+from jengine.executor.remote.plan_server import PlanServer
 from jengine.kvcache.coordinator import CacheCoordinator
 from jengine.outputs import StepLogprobs, StepOutput
 from jengine.plan import Plan

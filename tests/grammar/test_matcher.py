@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from jengine.grammar.masks import Follower, MaskFiller, leaves_no_choice
+from jengine.grammar.mask_filler import Follower, MaskFiller, leaves_no_choice
 from jengine.grammar.matcher import ANY_TOKEN, FailedMatcher, Matcher
 from jengine.structured_outputs import StructuredOutputsParams
 from tests.grammar.letters import EOS, VOCAB, WORDS, allowed, compiler, ids, matcher, regex
@@ -100,7 +100,7 @@ def test_random_answers_of_a_schema_are_valid() -> None:
 
 def test_masks_of_many_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few are computed one by one, many in one call."""
-    monkeypatch.setattr("jengine.grammar.masks.LEAST_PROCESSORS", 1)
+    monkeypatch.setattr("jengine.grammar.mask_filler.LEAST_PROCESSORS", 1)
     made = compiler()
     filler = MaskFiller(made, WORDS)
     texts = ["[a-c]{4}", "x|yz", "ab", "[0-9]+", "q[a-z]*"] * 4

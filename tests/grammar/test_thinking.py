@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from jengine.errors import RequestError
-from jengine.grammar.masks import MaskFiller
+from jengine.grammar.mask_filler import MaskFiller
 from jengine.grammar.matcher import FailedMatcher
 from jengine.grammar.thinking import BudgetFollower
 from jengine.outputs import Refusal

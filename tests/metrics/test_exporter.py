@@ -21,9 +21,9 @@ from jengine.counts import (
 )
 from jengine.errors import ConfigError
 from jengine.metrics import catalog, reader
-from jengine.metrics.buckets import request_tokens
 from jengine.metrics.exporter import EngineFacts, Exporter, core_values
 from jengine.metrics.front_stats import FrontStats
+from jengine.metrics.histogram_buckets import request_tokens
 from jengine.metrics.registry import process_registry, text_of
 from tests.engine.scripted import scripted_engine
 

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from jengine.runner.step.weight_offload import OffloadedLayers
-from jengine.weights.weight_offload import GIB, layers_to_offload
+from jengine.weights.layers_to_offload import GIB, layers_to_offload
 
 WIDTH = 4
 

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from jengine.executor.grammar_masks import GrammarMasks
-from jengine.grammar.rows import GrammarRows
+from jengine.grammar.grammar_rows import GrammarRows
 from jengine.plan import Plan
 from tests.executor.scripted import ScriptedExecutor, ScriptedResult
 from tests.grammar.letters import compiler

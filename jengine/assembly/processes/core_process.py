@@ -18,8 +18,8 @@ from jengine.assembly.processes.deployment import CoreSettings
 from jengine.assembly.settings.args import EngineArgs
 from jengine.engine.core import EngineCore
 from jengine.engine.process.child import run_core
+from jengine.engine.process.core_server import CoreServer, Served
 from jengine.engine.process.model_frame import ModelFrame
-from jengine.engine.process.server import CoreServer, Served
 from jengine.engine.process.to_front import Progress, Ready
 from jengine.executor.multihost.settings import Direction
 

@@ -25,7 +25,7 @@ from jengine.assembly.settings.schedule_args import ScheduleArgs
 from jengine.assembly.settings.setting import declared
 from jengine.assembly.settings.step_args import AnswerArgs, KernelArgs, ProgramArgs
 from jengine.assembly.settings.vllm_args import PARTS, VLLM_SETTINGS, own_settings
-from jengine.assembly.settings.warm_up import WarmUp
+from jengine.assembly.settings.warm_up_settings import WarmUp
 from jengine.assembly.settings.watch_args import WatchArgs
 from jengine.errors import ConfigError, unknown_argument
 

@@ -12,7 +12,7 @@ from jengine.assembly.settings.reasoning_settings import KEYS as REASONING_KEYS
 from jengine.assembly.settings.setting import CHECK, CORE, WORKER, Setting
 from jengine.assembly.settings.structured_settings import KEYS as STRUCTURED_OUTPUTS_KEYS
 from jengine.assembly.settings.values import count_or_all, engine_functions
-from jengine.assembly.settings.warm_up import WarmUp
+from jengine.assembly.settings.warm_up_settings import WarmUp
 
 
 @dataclass(kw_only=True)

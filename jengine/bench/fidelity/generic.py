@@ -31,7 +31,7 @@ from jengine.bench.fidelity.variations import (
     one_of,
 )
 from jengine.models.importing import proven
-from jengine.models.importing.keys import ALIASES
+from jengine.models.importing.key_aliases import ALIASES
 from jengine.models.importing.meanings import MEANINGS, PLAIN_MEANING
 from jengine.models.reading.hf_rope import PARTIAL
 

@@ -39,7 +39,7 @@ from jengine.quantization.backends import matmul_backend
 from jengine.runner.programs.compiler import StepCompiler
 from jengine.runner.programs.compiler_options import CompilerChoices
 from jengine.runner.sizing import held_by, stages_of
-from jengine.runner.step.adapters import implementation_of
+from jengine.runner.step.adapter_rows import implementation_of
 from jengine.runner.step.attention_backend import BASES, CODES
 from jengine.runner.step.joined import JoinedReplicas
 from jengine.runner.step.leaves import LeafOrder

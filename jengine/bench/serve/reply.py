@@ -13,7 +13,7 @@ import time
 import msgspec
 
 from jengine.client.errors import error_of, message_in
-from jengine.client.events import DONE, EventReader, Usage, read_chunk
+from jengine.client.event_reader import DONE, EventReader, Usage, read_chunk
 from jengine.client.response_reader import ResponseReader
 
 

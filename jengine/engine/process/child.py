@@ -18,8 +18,8 @@ from contextlib import suppress
 import msgspec
 
 from jengine.confined.bootstrap import end_with
+from jengine.engine.process.core_server import CoreServer, Served
 from jengine.engine.process.launch import CoreJob
-from jengine.engine.process.server import CoreServer, Served
 from jengine.engine.process.to_front import LogRecord
 from jengine.errors import JengineError
 

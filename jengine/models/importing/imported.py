@@ -15,7 +15,7 @@ from typing import Any
 from jengine.config import HeadTransformConfig, ModelConfig
 from jengine.errors import CheckpointError
 from jengine.models.importing.decoder_layout import DecoderLayout, read_layout
-from jengine.models.importing.keys import SHOWN_BY_TENSORS, by_usual_names
+from jengine.models.importing.key_aliases import SHOWN_BY_TENSORS, by_usual_names
 from jengine.models.importing.layers import read_layers
 from jengine.models.importing.meanings import MEANINGS, PLAIN_MEANING, Meaning
 from jengine.models.importing.tensors import Shape

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jengine.errors import CheckpointError
-from jengine.models.importing.keys import ALIASES
+from jengine.models.importing.key_aliases import ALIASES
 
 FILE = Path(__file__).with_name("proven.json")
 # Without these, a model is read with the base that they would say, or by another reader.

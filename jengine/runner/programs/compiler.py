@@ -26,7 +26,7 @@ from jengine.runner.step.heads import ChosenInput
 from jengine.runner.step.hidden import Ran, SlotInput
 from jengine.runner.step.joined import JoinedReplicas
 from jengine.runner.step.leaves import Leaves
-from jengine.runner.step.parts import (
+from jengine.runner.step.part_functions import (
     READS_HEAD,
     body_of,
     fields_of,

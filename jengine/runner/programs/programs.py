@@ -14,7 +14,7 @@ from jengine.errors import UnexpectedCompile
 from jengine.runner.programs.compiler import Compiled, StepCompiler
 from jengine.runner.programs.ledger import CompileLedger, LedgerEntry
 from jengine.runner.step.leaves import Leaves
-from jengine.runner.step.parts import fields_of, owned_fields, read_fields, with_fields
+from jengine.runner.step.part_functions import fields_of, owned_fields, read_fields, with_fields
 from jengine.runner.step.state import StepState
 from jengine.runner.variants.buckets import NO_TOKENS, Bucket, Slots
 from jengine.runner.variants.features import Features

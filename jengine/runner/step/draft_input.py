@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from jengine.runner.step.fields import Field, Fields
+from jengine.runner.step.section_fields import Field, Fields
 from jengine.runner.variants.buckets import Bucket, StepShapes
 from jengine.sampling.acceptance import Drafted, drafted
 

@@ -40,7 +40,7 @@ from jengine.runner.step.step_input import (
     sampling_section,
     tile_of_token,
 )
-from jengine.runner.step.taps import StepTaps
+from jengine.runner.step.step_taps import StepTaps
 from jengine.runner.variants.buckets import Bucket, ChosenExperts, StepShapes
 from jengine.sampling import SamplingInput
 from jengine.sampling.acceptance import Drafted

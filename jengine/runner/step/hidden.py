@@ -8,7 +8,7 @@ from jax import Array, lax
 
 from jengine.models.language_model import LanguageModel
 from jengine.outputs import StepOutput
-from jengine.runner.step.adapters import HeadAdapters
+from jengine.runner.step.adapter_rows import HeadAdapters
 from jengine.runner.step.program import Program
 from jengine.runner.step.prompt_chunk import PromptChunk
 from jengine.runner.step.state import StepState

@@ -19,8 +19,8 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from jengine.models.context import GivenEmbeddings, StepContext
-from jengine.models.taps import Tap
-from jengine.runner.step.adapters import token_slots
+from jengine.models.tap_points import Tap
+from jengine.runner.step.adapter_rows import token_slots
 from jengine.runner.step.batch import stage_batch
 from jengine.runner.step.beside import Beside, StepGiven
 from jengine.runner.step.forward import input_tokens, rotary_positions, row_of_token

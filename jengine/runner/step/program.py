@@ -10,7 +10,7 @@ from jax import Array
 
 from jengine.lora.weights import HEAD, LowRankWeight
 from jengine.models.stages import StageLayout
-from jengine.runner.step.adapters import HeadAdapters, add_adapters, token_slots
+from jengine.runner.step.adapter_rows import HeadAdapters, add_adapters, token_slots
 from jengine.runner.step.context_parallel import ContextShards
 from jengine.runner.step.leaves import Leaves
 from jengine.runner.step.step_input import StepInput

@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array, lax
 
 from jengine.runner.step.draft_input import DraftInput, draft_fields
-from jengine.runner.step.fields import Field, Fields
+from jengine.runner.step.section_fields import Field, Fields
 from jengine.runner.variants.buckets import ENDINGS, Bucket, StepShapes
 from jengine.sampling import SamplingInput, sampling_layout
 

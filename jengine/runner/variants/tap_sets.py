@@ -1,6 +1,7 @@
 """Tap sets: activations that requests capture, and callbacks that change them. No jax.
 
-A plan names tap sets by number; the functions never leave the process. `step/taps.py` applies them.
+A plan names tap sets by number; the functions never leave the process. `step/step_taps.py` applies
+them.
 """
 
 from __future__ import annotations

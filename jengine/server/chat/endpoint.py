@@ -29,7 +29,7 @@ from jengine.server.http.body import ignore
 from jengine.server.http.request_head import request_id_of
 from jengine.server.http.sse import DONE, Chunks
 from jengine.server.serving.generation import Outputs, Prepared, answer, read_request
-from jengine.server.serving.grammars import check_grammar
+from jengine.server.serving.grammar_check import check_grammar
 from jengine.server.serving.service import Service
 from jengine.server.version import FINGERPRINT
 from jengine.structured_outputs import StructuredOutputsParams

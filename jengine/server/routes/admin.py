@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from jengine.api.async_requests import PauseMode
 from jengine.api.profiling import trace_folder
-from jengine.api.sleep import SleepOrder
+from jengine.api.sleep_order import SleepOrder
 from jengine.assembly.processes.elastic import DRAIN_SECONDS, scale_replicas
 from jengine.engine.questions import ReloadWeights, ResetPrefixCache
 from jengine.errors import CapacityError, ConfigError, RequestError

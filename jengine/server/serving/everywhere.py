@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from jengine.api.async_requests import PauseMode
-from jengine.api.sleep import SleepOrder, waking
+from jengine.api.sleep_order import SleepOrder, waking
 from jengine.metrics.merged_metrics import merged
 from jengine.metrics.registry import text_of
 from jengine.server.errors import ApiError

@@ -34,13 +34,13 @@ from jengine.server.http.text_limits import TextLimits
 from jengine.server.peers.board import Board, BoardField
 from jengine.server.peers.channel import Peers
 from jengine.server.phase import Phase, check_serving
-from jengine.server.serving.adapters import ServedAdapters
 from jengine.server.serving.admission import AdmissionBounds
 from jengine.server.serving.ignored_fields import IgnoredFields
-from jengine.server.serving.names import ModelNames
+from jengine.server.serving.model_names import ModelNames
 from jengine.server.serving.progress_watch import ProgressWatch
 from jengine.server.serving.rendering import Rendering
 from jengine.server.serving.response_store import ResponseStore
+from jengine.server.serving.served_adapters import ServedAdapters
 from jengine.server.serving.work_threads import ThreadLane
 from jengine.server.settings import ServerSettings
 from jengine.text.response_template import load_response_template

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 
 from jengine.engine.process.client import ProcessClient
+from jengine.engine.process.core_server import CoreServer, Served
 from jengine.engine.process.launch import launch
 from jengine.engine.process.mailbox import Mailbox
-from jengine.engine.process.server import CoreServer, Served
 from jengine.outputs import TokenDelta
 from tests.engine.process.scripted_core import Settings, served_core
 

@@ -26,8 +26,8 @@ from jengine.config import (
 from jengine.engine.core import EngineCore
 from jengine.engine.in_process import InProcessClient
 from jengine.engine.process.child import run_core
+from jengine.engine.process.core_server import CoreServer, Served
 from jengine.engine.process.model_frame import ModelFrame
-from jengine.engine.process.server import CoreServer, Served
 from jengine.engine.process.to_front import Progress, Ready
 from jengine.errors import ConfigError, UnexpectedCompile
 from jengine.executor.calls import encoded_answer

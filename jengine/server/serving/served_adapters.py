@@ -16,7 +16,7 @@ from jengine.adapters import LoRARequest, adapter_modules
 from jengine.assembly.engine import Engine
 from jengine.errors import RequestError
 from jengine.server.errors import ApiError
-from jengine.server.serving.names import ModelNames
+from jengine.server.serving.model_names import ModelNames
 
 logger = logging.getLogger(__name__)
 

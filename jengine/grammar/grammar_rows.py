@@ -16,7 +16,7 @@ import numpy as np
 
 from jengine.errors import JengineError, RequestError
 from jengine.grammar.compiler import GrammarCompiler
-from jengine.grammar.masks import Follower, MaskFiller, leaves_no_choice
+from jengine.grammar.mask_filler import Follower, MaskFiller, leaves_no_choice
 from jengine.grammar.matcher import FailedMatcher, Matcher
 from jengine.grammar.thinking import BudgetFollower
 from jengine.outputs import NO_TOKEN, REFUSED, Refusal, StepOutput

@@ -25,7 +25,7 @@ from jengine.models.draft_heads.eagle3_file import OFFSETS, PLACES, read_eagle3
 from jengine.models.draft_heads.heads import DraftHeads
 from jengine.models.draft_heads.medusa import Medusa, read_medusa
 from jengine.models.language_model import LanguageModel
-from jengine.runner.drafter import LoadedDrafter
+from jengine.runner.loaded_drafter import LoadedDrafter
 from jengine.runner.step.drafters import METHODS, ParallelDraftModel
 from jengine.runner.step.leaves import LeafOrder
 from jengine.weights.abstract import NamedArray, abstract_model, with_dtype
