@@ -19,6 +19,7 @@ from jengine.confined import errand as errands
 from jengine.errors import CheckpointError, ConfigError, RequestError, lfs_advice
 from jengine.text.confined_tokenizer import ConfinedTokenizer
 from jengine.text.torch_later import config_without_dtype, defer_torch
+from jengine.text.transformers_names import keep_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -201,6 +202,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """Load a local model folder's tokenizer. Raises CheckpointError."""
     folder = Path(path)
     _check_folder(folder)
+    keep_names()
     defer_torch()
     # Importing it takes as long as importing jax, and engines of tokens do without.
     from transformers import AutoTokenizer

@@ -15,6 +15,7 @@ import jax
 from jax._src.compilation_cache import decompress_executable  # as JAX itself reads an entry
 from jax.experimental.compilation_cache import compilation_cache
 
+from jengine.cache_folder import cache_folder
 from jengine.errors import ConfigError
 
 # JAX writes entries in place, so a process killed while it writes leaves part of one. JAX fails to
@@ -89,8 +90,7 @@ def names_directory() -> bool:
 
 def default_cache_dir() -> Path:
     """The default directory of compiled programs."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "jengine" / "xla"
+    return cache_folder() / "xla"
 
 
 def usual_cache_dir() -> Path:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from jengine.errors import CheckpointError
 from jengine.text.tokenizer import Tokenizer
+from jengine.text.transformers_names import keep_names
 from jengine.text.vocabulary.stored import ADVICE, ROLES, TEMPLATE, Vocabulary, read_vocabulary
 from jengine.text.vocabulary.tokenizer_models import BUILDERS, added_tokens, splitting_of
 
@@ -31,6 +32,7 @@ TAKES_SPACES, NOT_SPACES = "phi3", {"<unk>", "<s>", "<|endoftext|>"}
 
 def made_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     """Build the tokenizer. Raises CheckpointError."""
+    keep_names()
     # Importing it takes as long as importing jax, and engines of tokens do without.
     from transformers import PreTrainedTokenizerFast
 

@@ -1,0 +1,9 @@
+"""Where jengine keeps what it may make again."""
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """The user's cache folder of jengine. Raises RuntimeError without a home directory."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jengine"
