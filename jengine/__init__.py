@@ -8,6 +8,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from jengine.full_collections import put_off
 from jengine.vllm_names import VllmPaths, missing_name
 
 if TYPE_CHECKING:  # for type checkers, which cannot follow __getattr__
@@ -110,7 +111,9 @@ __all__ = [*_HOMES, *_ALIASES, "__version__"]  # noqa: PLE0604 - resolved in __g
 def __getattr__(name: str) -> Any:
     name = _ALIASES.get(name, name)
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        with put_off():
+            home = import_module(_HOMES[name])
+        return getattr(home, name)
     raise missing_name("jengine", name)
 
 

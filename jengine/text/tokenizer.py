@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 
 from jengine.confined import errand as errands
 from jengine.errors import CheckpointError, ConfigError, RequestError, lfs_advice
+from jengine.full_collections import put_off
 from jengine.text.confined_tokenizer import ConfinedTokenizer
 from jengine.text.torch_later import config_without_dtype, defer_torch
 from jengine.text.transformers_names import keep_names
@@ -202,10 +203,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """Load a local model folder's tokenizer. Raises CheckpointError."""
     folder = Path(path)
     _check_folder(folder)
-    keep_names()
-    defer_torch()
-    # Importing it takes as long as importing jax, and engines of tokens do without.
-    from transformers import AutoTokenizer
+    with put_off():
+        keep_names()
+        defer_torch()
+        # Importing it takes a while, and engines of tokens do without.
+        from transformers import AutoTokenizer
 
     try:
         # AutoTokenizer is typed as if it could return None; without a tokenizer it raises.
