@@ -1,7 +1,8 @@
 """Time from process start to the first token, with cold and warm compile caches.
 
 Each measurement is a separate process. Cold: empty caches, of compiled programs and
-of compiled kernels. Warm: the caches of the run before.
+of compiled kernels. Warm: the caches of the run before. Either way Python's bytecode is there,
+which pip writes when it installs a package.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from jengine.bench.surroundings import surroundings
@@ -42,12 +44,12 @@ def measure(model: str, settings: dict[str, Any], *, cold: int, warm: int) -> di
     """Medians over processes, with cold and with warm caches."""
     runs: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
     with tempfile.TemporaryDirectory() as keeps:
-        start(model, settings, keeps)  # fills the cache, and the system's cache of files
+        start(model, settings, keeps, keeps)  # fills the caches, and the system's of files
         for _ in range(cold):
             with tempfile.TemporaryDirectory() as empty:
-                runs["cold"].append(start(model, settings, empty))
+                runs["cold"].append(start(model, settings, empty, keeps))
         for _ in range(warm):
-            runs["warm"].append(start(model, settings, keeps))
+            runs["warm"].append(start(model, settings, keeps, keeps))
     return {
         "bench": "startup",
         **surroundings(),
@@ -56,15 +58,16 @@ def measure(model: str, settings: dict[str, Any], *, cold: int, warm: int) -> di
     }
 
 
-def start(model: str, settings: dict[str, Any], cache: str) -> dict[str, float]:
-    """Run one process; returns seconds until imports, ready engine and first token."""
+def start(model: str, settings: dict[str, Any], cache: str, bytecode: str) -> dict[str, float]:
+    """Run one process; returns seconds until imports, ready engine and first token. `bytecode`:
+    where Python keeps its own."""
     compilation = {**(settings.get("compilation_config") or {}), "cache_dir": cache}
     words = json.dumps({"model": model, **settings, "compilation_config": compilation})
     began = time.time()
     done = subprocess.run(  # noqa: S603 - this Python, and a program of ours
         [sys.executable, "-c", CHILD, words],
         capture_output=True, text=True, check=False,
-        env={**os.environ, "XDG_CACHE_HOME": cache},  # where compiled kernels are
+        env=environment(cache, bytecode),
     )  # fmt: skip
     if done.returncode:
         last = " / ".join(done.stderr.strip().splitlines()[-3:])
@@ -76,6 +79,12 @@ def start(model: str, settings: dict[str, Any], cache: str) -> dict[str, float]:
         "first_token_s": times["token"] - began,
         "programs": times["programs"],
     }
+
+
+def environment(cache: str, bytecode: str) -> dict[str, str]:
+    """This process's, with these folders for compiled kernels and for Python's bytecode."""
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**own, "XDG_CACHE_HOME": cache, "PYTHONPYCACHEPREFIX": str(Path(bytecode, "bytecode"))}
 
 
 def summary(runs: list[dict[str, float]]) -> dict[str, Any]:

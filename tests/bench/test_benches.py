@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from jengine import LLM
-from jengine.bench import against, load, peak_memory, step_clock
+from jengine.bench import against, load, peak_memory, startup, step_clock
 from jengine.bench.against import PeerFailed, PeerProgram, PeerWork, trace_peer
 from jengine.bench.machine import peak_bytes
 from jengine.bench.throughput import EngineRuns, memory_line
@@ -258,6 +258,13 @@ def test_latency(model: str) -> None:
         _, found = lines_and_result("latency", model, *words, *more, *ENGINE)
         assert (found["n"], found["use_beam_search"]) == (2, len(more) > 2)
         assert " ".join(["--batch-size", "2", *more]) in found["command"]
+
+
+def test_startup_finds_bytecode_of_the_run_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    found = startup.environment("caches", "kept")
+    assert found["PYTHONPYCACHEPREFIX"] == str(Path("kept/bytecode"))
+    assert "PYTHONDONTWRITEBYTECODE" not in found and found["XDG_CACHE_HOME"] == "caches"
 
 
 @pytest.mark.slow
