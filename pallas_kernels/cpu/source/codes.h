@@ -306,20 +306,21 @@ void convert_tile(const char* codes, int64_t steps, char* to) {
 constexpr int MOST_ROWS_OF_TWO = 3;
 
 // The scaled sums of two panels, `bytes` apart, each in the order in which multiply() takes them. They
-// are written `pitch` numbers apart; scales are `scale_pitch` apart.
+// are written `pitch` numbers apart; each has the scales of so many groups.
 template <class Kind, int ROWS>
 void multiply_two(const uint32_t* left, const char* right, int64_t bytes, int64_t steps,
                   float* sums, int64_t pitch, Ahead ahead, GroupScaling scaling,
-                  int64_t scale_pitch) {
+                  int64_t num_groups) {
   Floats all[2][ROWS][VECTORS] = {};
   // Where the memory to prefetch passes the first panel's end, the second panel is there already.
   const char* const second = right + bytes;
   const int64_t distance = ahead.at - right;
-  while (steps) {
+  Groups groups{steps, true, scaling};
+  do {
+    const Group group = groups.first();
     const char* soon = right + distance + (right + distance < second ? 0 : bytes);
     Floats acc[2][ROWS][VECTORS] = {};
-    const int64_t size = scaling.steps < steps ? scaling.steps : steps;
-    for (int64_t step = 0; step < size; step++) {
+    for (int64_t step = 0; step < group.steps; step++) {
       prefetch(soon);
       prefetch(soon + bytes);
       soon += ahead.bytes;
@@ -334,18 +335,17 @@ void multiply_two(const uint32_t* left, const char* right, int64_t bytes, int64_
       left += ROWS;
       right += Kind::STEP_BYTES;
     }
+    Floats scales[2][VECTORS];
+    group.scales.read(scales, num_groups);
 #pragma GCC unroll 2
     for (int p = 0; p < 2; p++)
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; v++) {
-        const float* scales = scaling.scales + p * scale_pitch + v * LANES;
-        prefetch(scales + 2 * scale_pitch);
-        const Floats scale = load<Floats>(scales);
+        prefetch(group.scales.later((p + 2) * num_groups).data + v * sizeof(Floats));
 #pragma GCC unroll 3
-        for (int r = 0; r < ROWS; r++) all[p][r][v] = fma(acc[p][r][v], scale, all[p][r][v]);
+        for (int r = 0; r < ROWS; r++) all[p][r][v] = fma(acc[p][r][v], scales[p][v], all[p][r][v]);
       }
-    if (steps -= size) scaling = scaling.next();
-  }
+  } while (groups.drop_first());
   for (int p = 0; p < 2; p++)
     for (int r = 0; r < ROWS; r++)
       for (int v = 0; v < VECTORS; v++)

@@ -64,9 +64,9 @@ class Strip {
  private:
   static constexpr int64_t BLOCK_SUMS = MOST_ROWS_OF<Kind> * PANEL;
 
-  // Numbers that a group shares are widened once for all rows; scales that are float32 stay in place.
+  // Numbers that a group shares are widened once for all rows; scales stay in place that are no codes.
   int64_t num_scales() const {
-    return Kind::IS_CODES && !weight_.scales.scale.is_floats()
+    return Kind::IS_CODES && weight_.scales.scale.codes != Codes::NONE
                ? panels_ * weight_.scale_groups() * PANEL
                : 0;
   }
@@ -78,10 +78,10 @@ class Strip {
     float* offsets = num_offsets() ? to + num_scales() : nullptr;
     for (int64_t p = 0; p < panels_; p++) {
       const Scales own = weight_.later(group_.scales, first_ + p);
-      const float* scales = reinterpret_cast<const float*>(own.scale.data);
+      GroupScales scales{own.scale.data, own.scale.number == Number::FLOAT16};
       if (num_scales()) {
         widen(own.scale, weight_.scale_groups(), weight_.groups_of_unit(), panels_, to + p * count);
-        scales = to + p * count;
+        scales = {reinterpret_cast<const char*>(to + p * count)};
       }
       if (p == 0) scales_ = scales;
       if (offsets) write_offsets(weight_, own, scales, panels_, offsets + p * count);
@@ -164,7 +164,7 @@ class Strip {
                     Ahead ahead, const GroupScaling& scaling) const {
     if constexpr (Kind::IS_CODES && HAS_KERNEL<Kind>)
       multiply_two_for<Kind>(rows)(words, tile, weight_.steps() * Kind::STEP_BYTES, steps, sums,
-                                   BLOCK_SUMS, ahead, scaling, weight_.scale_groups() * PANEL);
+                                   BLOCK_SUMS, ahead, scaling, weight_.scale_groups());
   }
 
   // How the sums of a tile are scaled. Only a group that is the only one has several tiles.
@@ -172,7 +172,7 @@ class Strip {
     if constexpr (!Kind::IS_CODES) return {};
     const int64_t groups = weight_.scale_groups(), size = weight_.group_steps();
     const bool ends = groups > 1 || step + steps == weight_.steps();
-    return {ends ? scales_ + step / size * PANEL : nullptr, size, groups == 1 && step > 0};
+    return {ends ? scales_.later(step / size) : GroupScales{}, size, groups == 1 && step > 0};
   }
 
   // What to prefetch while a block of rows meets a tile: for the first block more of this tile; for
@@ -195,8 +195,8 @@ class Strip {
   const int64_t first_, panels_, blocks_;
   const bool copies_;  // tiles are brought into order, or converted, in memory of this task
   float* sums_ = nullptr;
-  const float* scales_ = nullptr;   // of integers, for each panel [groups][32]
-  const float* offsets_ = nullptr;  // of the same shape, or null
+  GroupScales scales_;              // of integers, for each panel
+  const float* offsets_ = nullptr;  // for each panel [groups][32], or null
 };
 
 template <class Kind>

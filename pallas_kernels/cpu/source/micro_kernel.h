@@ -4,6 +4,7 @@
 // bits of a result do not depend on the batch. Sums may be stored and loaded again in between.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <type_traits>
 #include <utility>
@@ -65,14 +66,80 @@ struct Ahead {
   int64_t bytes = 0;
 };
 
+// Scales of a panel's columns, [groups][32] of float32 or float16.
+struct GroupScales {
+  const char* data = nullptr;
+  bool are_halves = false;
+
+  explicit operator bool() const { return data; }
+  GroupScales later(int64_t groups) const {
+    return {data + groups * PANEL * (are_halves ? 2 : 4), are_halves};
+  }
+  // LANES of them, from the i-th on.
+  Floats at(int64_t i) const {
+    return are_halves ? from_float16(load<Halves>(data + 2 * i)) : load<Floats>(data + 4 * i);
+  }
+  // Those of the first group, of panels that are so many groups apart. One branch for all: with
+  // more, compilers leave in memory what is scaled.
+  template <int PANELS>
+  void read(Floats (&to)[PANELS][VECTORS], int64_t groups) const {
+    const auto each = [&](const auto& read_at) {
+#pragma GCC unroll 2
+      for (int p = 0; p < PANELS; p++)
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) to[p][v] = read_at(p * groups * PANEL + v * LANES);
+    };
+    if (are_halves) return each([&](int64_t i) { return from_float16(load<Halves>(data + 2 * i)); });
+    each([&](int64_t i) { return load<Floats>(data + 4 * i); });
+  }
+};
 // How sums over groups of k of integers become a row's: sums += part * scales.
 struct GroupScaling {
-  const float* scales = nullptr;  // [groups][32], or null: the last group goes on after this tile
-  int64_t steps = INT64_MAX;      // of a group
-  bool continues = false;         // sums hold the beginning of the first group, not yet scaled
-
-  GroupScaling next() const { return {scales + PANEL, steps}; }
+  GroupScales scales;         // or none: the last group goes on after this tile
+  int64_t steps = INT64_MAX;  // of a group
+  bool continues = false;     // sums hold the beginning of the first group, not yet scaled
 };
+// The part of a tile that belongs to one group of k; without scales, all of the tile.
+struct Group {
+  int64_t steps;
+  GroupScales scales;
+  bool goes_on;   // sums hold the beginning of what it sums up
+  bool is_first;  // sums hold no scaled group yet
+};
+// The groups of a tile, which has at least one step. `fresh`: sums hold nothing yet.
+struct Groups {
+  int64_t left;
+  bool fresh;
+  GroupScaling scaling;
+
+  Group first() const {
+    return {std::min(scaling.steps, left), scaling.scales,
+            !fresh && (!scaling.scales || scaling.continues), fresh || scaling.continues};
+  }
+  // Whether there is another one.
+  bool drop_first() {
+    left -= std::min(scaling.steps, left);
+    fresh = false;
+    scaling = {scaling.scales.later(1), scaling.steps};
+    return left > 0;
+  }
+};
+// sums [rows][32] (+)= part(row, vector) * scales. Inlined, so that parts can be in registers.
+template <class Part>
+__attribute__((always_inline)) inline void add_scaled(int rows, const Part& part, const Group& group,
+                                                      float* __restrict sums) {
+  if (group.is_first)
+    for (int i = 0; i < rows * PANEL; i += LANES) store(sums + i, Floats{});
+  Floats scales[1][VECTORS];
+  group.scales.read(scales, 0);
+#pragma GCC unroll 8
+  for (int v = 0; v < VECTORS; v++)
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++) {
+      float* to = sums + r * PANEL + v * LANES;
+      store(to, fma(part(r, v), scales[0][v], load<Floats>(to)));
+    }
+}
 
 template <int ROWS>
 inline void keep(const Floats (&parts)[ROWS][VECTORS], float* sums, int64_t pitch) {
@@ -81,38 +148,22 @@ inline void keep(const Floats (&parts)[ROWS][VECTORS], float* sums, int64_t pitc
 #pragma GCC unroll 8
     for (int v = 0; v < VECTORS; v++) store(sums + r * pitch + v * LANES, parts[r][v]);
 }
-// sums [ROWS][32] (+)= parts * scales. Products stay in registers: sums are read and written once.
-template <int ROWS>
-inline void add_scaled(const Floats (&parts)[ROWS][VECTORS], const float* scales, bool fresh,
-                       float* __restrict sums) {
-  if (fresh)
-    for (int i = 0; i < ROWS * PANEL; i += LANES) store(sums + i, Floats{});
-#pragma GCC unroll 8
-  for (int v = 0; v < VECTORS; v++) {
-    const Floats scale = load<Floats>(scales + v * LANES);
-#pragma GCC unroll 12
-    for (int r = 0; r < ROWS; r++) {
-      float* to = sums + r * PANEL + v * LANES;
-      store(to, fma(parts[r][v], scale, load<Floats>(to)));
-    }
-  }
-}
 
 // sums [ROWS][pitch] (+)= left * right. The left operand is [step][ROWS], or, with a STRIDE,
 // [ROWS][STRIDE]: then a row's words of consecutive steps are adjacent.
 template <class Kind, int ROWS, int STRIDE>
 void multiply(const uint32_t* left, const char* right, int64_t steps, float* sums, int64_t pitch,
               bool fresh, Ahead ahead, GroupScaling scaling) {
-  for (;;) {
-    const bool is_begun = !fresh && (!scaling.scales || scaling.continues);
+  Groups groups{steps, fresh, scaling};
+  do {
+    const Group group = groups.first();
     Floats acc[ROWS][VECTORS];
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; v++)
-        acc[r][v] = is_begun ? load<Floats>(sums + r * pitch + v * LANES) : Floats{};
-    const int64_t size = scaling.steps < steps ? scaling.steps : steps;
-    for (int64_t step = 0; step < size; step++) {
+        acc[r][v] = group.goes_on ? load<Floats>(sums + r * pitch + v * LANES) : Floats{};
+    for (int64_t step = 0; step < group.steps; step++) {
       typename Kind::Vector columns[VECTORS];
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; v++) columns[v] = Kind::read(right, v);
@@ -130,12 +181,9 @@ void multiply(const uint32_t* left, const char* right, int64_t steps, float* sum
       left += STRIDE ? 1 : ROWS;
       right += Kind::STEP_BYTES;
     }
-    if (!scaling.scales) return keep(acc, sums, pitch);
-    add_scaled(acc, scaling.scales, fresh || scaling.continues, sums);
-    if (!(steps -= size)) return;
-    fresh = false;
-    scaling = scaling.next();
-  }
+    if (!group.scales) return keep(acc, sums, pitch);
+    add_scaled(ROWS, [&](int r, int v) { return acc[r][v]; }, group, sums);
+  } while (groups.drop_first());
 }
 
 using Multiply = void (*)(const uint32_t*, const char*, int64_t, float*, int64_t, bool, Ahead,

@@ -74,21 +74,20 @@ void widen(const Shared& given, int64_t groups, int64_t per_unit, int64_t soon, 
   widen_each(given, groups, per_unit, soon, [&](int64_t i, Floats one) { store(to + i, one); });
 }
 
-void write_offsets(const Weight& weight, const Scales& given, const float* scales, int64_t soon,
+void write_offsets(const Weight& weight, const Scales& given, GroupScales scales, int64_t soon,
                    float* to) {
   const int64_t groups = weight.scale_groups(), per_unit = weight.groups_of_unit();
   // What is stored is in scales, or in numbers of the weight.
   const Floats more = splat((float)(weight.form().middle() - weight.form().zero));
-  const auto scale = [&](int64_t i) { return load<Floats>(scales + i); };
   if (given.zero.data)
     return widen_each(given.zero, groups, per_unit, soon, [&](int64_t i, Floats zero) {
-      store(to + i, (more - zero) * scale(i));
+      store(to + i, (more - zero) * scales.at(i));
     });
   if (given.least.data)
     return widen_each(given.least, groups, per_unit, soon, [&](int64_t i, Floats least) {
-      store(to + i, more * scale(i) - least);
+      store(to + i, more * scales.at(i) - least);
     });
-  for (int64_t i = 0; i < groups * PANEL; i += LANES) store(to + i, more * scale(i));
+  for (int64_t i = 0; i < groups * PANEL; i += LANES) store(to + i, more * scales.at(i));
 }
 
 }  // namespace jengine

@@ -14,7 +14,6 @@ struct Shared {
   Codes codes = Codes::NONE;  // integers, and which
   const char* units = nullptr;
 
-  bool is_floats() const { return codes == Codes::NONE && number == Number::FLOAT32; }
   int64_t group_bytes() const {
     return codes == Codes::NONE ? PANEL * size_of(number) : PANEL * form_of(codes).bits / 8;
   }
@@ -33,7 +32,7 @@ struct Scales {
   const float* x_scale = nullptr;  // that rows are rounded to int8 with; null: each has its own
 };
 
-// Writes one panel's numbers as float32, [groups][32], and prefetches those of the panel that is
+// Writes what one panel's integers stand for as float32, [groups][32], and prefetches those of the panel that is
 // `soon` later. A unit is that of `per_unit` groups.
 void widen(const Shared& given, int64_t groups, int64_t per_unit, int64_t soon, float* to);
 

@@ -113,20 +113,8 @@ const char* right_tiles(const char* from, int64_t place, int64_t steps, char* to
   return to;
 }
 
-// sums [rows][32] (+)= parts * scales.
-inline void add_scaled_rows(const float* parts, int rows, const float* scales, bool fresh,
-                            float* sums) {
-  for (int r = 0; r < rows; r++)
-    for (int i = 0; i < PANEL; i += LANES) {
-      const Floats sum = fresh ? Floats{} : load<Floats>(sums + r * PANEL + i);
-      store(sums + r * PANEL + i,
-            fma(load<Floats>(parts + r * PANEL + i), load<Floats>(scales + i), sum));
-    }
-}
-
 // sums [rows][pitch] (+)= left * right, in tiles that are shaped for the rows. The left operand
-// begins at step 0, and has zeros behind the last; the right one begins at `first`. What a group of
-// k has summed up is scaled as multiply() does.
+// begins at step 0, and has zeros behind the last; the right one begins at `first`.
 template <class Kind>
 void multiply_in_tiles(const LeftTiles& left, const char* right, int64_t first, int64_t steps,
                        float* sums, int64_t pitch, bool fresh, Ahead ahead,
@@ -134,13 +122,12 @@ void multiply_in_tiles(const LeftTiles& left, const char* right, int64_t first, 
   alignas(64) char tile[TILE_ROWS * ROW_OF_TILES];
   alignas(64) float parts[MOST_TILED_ROWS * PANEL];
   const bool both = left.rows > TILE_ROWS;
-  for (;;) {
-    const bool is_new = fresh || (scaling.scales && !scaling.continues);
-    float* to = scaling.scales ? parts : sums;
-    const int64_t size = std::min(scaling.steps, steps), skip = TILE_ROWS * pitch;
-    begin_sums<SUM00, SUM01>(sums, pitch, is_new);
-    if (both) begin_sums<SUM10, SUM11>(sums + skip, pitch, is_new);
-    for (const int64_t end = first + size; first < end;) {
+  Groups groups{steps, fresh, scaling};
+  do {
+    const Group group = groups.first();
+    begin_sums<SUM00, SUM01>(sums, pitch, !group.goes_on);
+    if (both) begin_sums<SUM10, SUM11>(sums + TILE_ROWS * pitch, pitch, !group.goes_on);
+    for (const int64_t end = first + group.steps; first < end;) {
       const int64_t place = first % TILE_ROWS, count = std::min(TILE_ROWS - place, end - first);
       for (int64_t at = 0; ahead.at && at < count * ahead.bytes; at += 64) prefetch(ahead.at + at);
       ahead.at += ahead.at ? count * ahead.bytes : 0;
@@ -153,15 +140,14 @@ void multiply_in_tiles(const LeftTiles& left, const char* right, int64_t first, 
       right += count * Kind::STEP_BYTES;
       first += count;
     }
-    const int64_t step = scaling.scales ? PANEL : pitch;
+    float* to = group.scales ? parts : sums;
+    const int64_t step = group.scales ? PANEL : pitch;
     end_sums<SUM00, SUM01>(to, step);
     if (both) end_sums<SUM10, SUM11>(to + TILE_ROWS * step, step);
-    if (!scaling.scales) return;
-    add_scaled_rows(parts, left.rows, scaling.scales, fresh || scaling.continues, sums);
-    if (!(steps -= size)) return;
-    fresh = false;
-    scaling = scaling.next();
-  }
+    if (!group.scales) return;
+    const auto part = [&](int r, int v) { return load<Floats>(parts + r * PANEL + v * LANES); };
+    add_scaled(left.rows, part, group, sums);
+  } while (groups.drop_first());
 }
 
 }  // namespace jengine

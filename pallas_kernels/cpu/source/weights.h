@@ -88,8 +88,8 @@ struct Weight {
   }
 };
 
-// Writes one panel's offsets, [groups][32], for its scales as float32; see widen().
-void write_offsets(const Weight& weight, const Scales& given, const float* scales, int64_t soon,
+// Writes one panel's offsets, [groups][32], for its scales as they are read; see widen().
+void write_offsets(const Weight& weight, const Scales& given, GroupScales scales, int64_t soon,
                    float* to);
 
 // Packs a weight that is stored otherwise, panels in parallel.

@@ -129,6 +129,22 @@ def test_every_code_is_exact(dtype: str, rows: int) -> None:
     np.testing.assert_array_equal(found, codes[np.arange(rows) % 2])
 
 
+@pytest.mark.parametrize("zeros", [False, True])
+def test_float16_scales_have_the_bits_of_float32(zeros: bool) -> None:
+    """For few rows, a block and several of them; three panels, so that two of them are a pair."""
+    case = Case(70, 90, 32, bits=8, zeros=zeros)
+    halves = case.scales.scale.astype(jnp.float16)
+    x = random(40, 70, seed=0)
+
+    @jax.jit
+    def run(x: Array, scale: Array) -> Array:
+        return matmul(x, case.packed, 90, scales=case.scales._replace(scale=scale))
+
+    for rows in (1, 3, 8, 40):
+        found = run(x[:rows], halves)
+        np.testing.assert_array_equal(found, run(x[:rows], halves.astype(jnp.float32)))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("inner", [21, *slow(16, 80)])
