@@ -133,12 +133,16 @@ MIXERS: dict[type, Callable[..., nnx.Module]] = {
 }
 
 
+# (index, layer, input) -> what runs as the layer, and its input.
+Arrived = Callable[[int, nnx.Module, Array], tuple[Any, Array]]
+
+
 class Decoder(LanguageModel):
     """A decoder-only language model. Residual stream and logits are float32 in every dtype."""
 
-    # (index, layer, input) -> layer and input: where some parameters are elsewhere until their
-    # layer runs, it brings them.
-    arrived: Callable[[int, nnx.Module, Array], tuple[Any, Array]] | None = None
+    # Where some parameters are elsewhere until their layer runs, it brings them; in a pipeline it
+    # leaves layers out.
+    arrived: Arrived | None = None
 
     def __init__(
         self,

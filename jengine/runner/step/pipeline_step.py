@@ -19,7 +19,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from jengine.models.context import GivenEmbeddings, StepContext
-from jengine.models.tap_points import Tap
+from jengine.models.decoder import Arrived
 from jengine.runner.step.adapter_rows import token_slots
 from jengine.runner.step.batch import stage_batch
 from jengine.runner.step.beside import Beside, StepGiven
@@ -157,12 +157,14 @@ def _stage(
     rows = tile_of_token(bucket, program.shapes)
     longest = program.shapes.max_model_len
     context = StepContext(
-        positions, rows, attention, longest, caches, _left_out(stages, stage),
+        positions, rows, attention, longest, caches,
         # The layers that they are added to are in the first stage.
         given=[GivenEmbeddings(embeds, mask & (stage == 0)) for embeds, mask in given],
         mrope_positions=None if own.mrope_positions is None else own.mrope_positions.T,
     )  # fmt: skip
     model = program.rebuild(_with_gaps(leaves, stages.staged))
+    if not stages.layout.is_even:
+        model.arrived = _layer_or_input(stages, stage)
     if program.adapters is not None:
         slots = token_slots(inputs.adapters.slots, bucket, program.shapes)
         program.adapters.install(model, adapters, slots)
@@ -193,17 +195,16 @@ def _with_gaps(leaves: Leaves, staged: tuple[bool, ...]) -> tuple[Any, ...]:
     return tuple(next(own) if is_own else None for is_own in staged)
 
 
-def _left_out(stages: Stages, stage: Array) -> Tap | None:
-    """A tap that zeroes residual additions of skipped slots; None if there are none."""
-    if stages.layout.is_even:
-        return None
+def _layer_or_input(stages: Stages, stage: Array) -> Arrived:
+    """Makes a slot's layer hand its input on where the stage skips the slot."""
     runs = jnp.asarray(stages.layout.runs)[stage]  # bool[slots]
 
-    def tap(name: str, value: Array) -> Array:
-        _, slot, point = name.split(".")
-        return value if point == "output" else jnp.where(runs[int(slot)], value, 0.0)
+    def of_slot(slot: int, layer: Any, x: Array) -> tuple[Any, Array]:
+        if all(own[slot] for own in stages.layout.runs):
+            return layer, x
+        return lambda x, context: jnp.where(runs[slot], layer(x, context), x), x
 
-    return tap
+    return of_slot
 
 
 def _taken(held: Array, bucket: Bucket, largest: Bucket) -> Array:

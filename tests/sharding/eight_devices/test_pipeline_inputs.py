@@ -106,6 +106,7 @@ def seen(family: str) -> list[Any]:
                 ("llava", {}),
                 ("internvl", {}),
                 ("gemma4_ahead", {}),
+                ("gemma4_ahead", {"pipeline_parallel_size": 4}),
                 ("qwen2_vl", {"tensor_parallel_size": 2}),
                 ("gemma3", {"tensor_parallel_size": 2}),
                 ("gemma3", {"attention_backend": "xla"}),
