@@ -7,7 +7,7 @@ object is made; whether it compiles, when a request is. Must not know tokens or 
 from __future__ import annotations
 
 import json as json_codec
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -188,25 +188,54 @@ SCHEMAS = (
 )  # fmt: skip
 
 
+def each_schema(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """The schema with each object schema in it, and itself, replaced by what `change` returns."""
+    if isinstance(schema, list):
+        return [each_schema(item, change) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = dict(schema)
+    for keyword, value in schema.items():
+        if keyword in SCHEMAS:
+            found[keyword] = each_schema(value, change)
+        elif keyword in NAMED_SCHEMAS and isinstance(value, dict):
+            found[keyword] = {name: each_schema(item, change) for name, item in value.items()}
+    return change(found)
+
+
 def without_additional_properties(schema: Any) -> Any:
     """Set additionalProperties to false in objects with named properties, unless the schema sets
     it."""
-    if isinstance(schema, list):
-        return [without_additional_properties(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = dict(schema)
-    for keyword, value in schema.items():
-        if keyword in SCHEMAS:
-            closed[keyword] = without_additional_properties(value)
-        elif keyword in NAMED_SCHEMAS and isinstance(value, dict):
-            closed[keyword] = {
-                name: without_additional_properties(item) for name, item in value.items()
-            }
+    return each_schema(schema, _closed)
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
     named = any(isinstance(schema.get(key), dict) for key in ("properties", "patternProperties"))
-    if named:
-        closed.setdefault("additionalProperties", False)
-    return closed
+    return {"additionalProperties": False, **schema} if named else schema
+
+
+def without_any_names(schema: Any) -> Any:
+    """Leave out `propertyNames` that every name fulfils, which generators write beside maps."""
+    every = ({}, True, {"type": "string"})
+    return each_schema(
+        schema,
+        lambda one: {
+            name: value
+            for name, value in one.items()
+            if name != "propertyNames" or value not in every
+        },
+    )
+
+
+def at_place(schema: Any, place: str) -> Any:
+    """A schema as part of another one, at this JSON pointer: references within it are moved."""
+
+    def moved(one: dict[str, Any]) -> dict[str, Any]:
+        target = one.get("$ref")
+        local = isinstance(target, str) and target.startswith("#")
+        return {**one, "$ref": place + target[1:]} if local else one
+
+    return each_schema(schema, moved)
 
 
 def with_closed_schemas(part: Any) -> Any:

@@ -14,7 +14,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, gramm
 
 from jengine.errors import RequestError
 from jengine.grammar.structural_tags import grammar_of_tags
-from jengine.structured_outputs import NAME, GrammarSpec, parsed
+from jengine.structured_outputs import NAME, GrammarSpec, dumped, parsed, without_any_names
 
 
 def limits() -> LLParserLimits:
@@ -45,6 +45,7 @@ def mask_threads() -> LLExecutor:
 MOST_BYTES = 1 << 20
 MOST_NESTING = 64
 MOST_CHOICES = 20_000
+_MARKED_START = re.compile(r"^\s*[?!]+start\s*:(?!:)", re.MULTILINE)
 _OUTSIDE_OF_BRACKETS = re.compile(r"\\.|[^\\()\[\]{}]+", re.DOTALL)
 
 
@@ -87,11 +88,14 @@ def _of_schema(spec: GrammarSpec) -> str:
         raise RequestError(
             f"{NAME}.json is a {type(schema).__name__}: expected a JSON schema, an object."
         )
-    options: Any = {"whitespace_flexible": spec.whitespace}
+    # Where parts of a oneOf cannot be told apart it is taken as anyOf.
+    options: Any = {"whitespace_flexible": spec.whitespace, "coerce_one_of": True}
     if spec.whitespace_pattern is not None:
         options["whitespace_pattern"] = spec.whitespace_pattern
     # A schema of `true` allows everything, which llguidance spells as the empty object.
-    text = {True: "{}", False: '{"not": {}}'}[schema] if isinstance(schema, bool) else spec.text
+    text = {True: "{}", False: '{"not": {}}'}[schema] if isinstance(schema, bool) else (
+        dumped(without_any_names(schema)) if '"propertyNames"' in spec.text else spec.text
+    )  # fmt: skip
     return LLMatcher.grammar_from_json_schema(text, defaults=options)
 
 
@@ -100,6 +104,12 @@ def _of_choice(spec: GrammarSpec) -> str:
     if len(choices) > MOST_CHOICES:
         raise RequestError(f"{NAME}.choice has {len(choices)} items; the most is {MOST_CHOICES}.")
     return grammar_from("choice", spec.text)
+
+
+def _of_grammar(spec: GrammarSpec) -> str:
+    """Lark, or GBNF, which llguidance takes a Lark grammar with marks before `start` for."""
+    is_lark = _MARKED_START.search(spec.text) is not None
+    return grammar_from("lark" if is_lark else "grammar", spec.text)
 
 
 def _of_tags(spec: GrammarSpec) -> str:
@@ -111,6 +121,6 @@ _MAKERS: dict[str, Callable[[GrammarSpec], str]] = {
     "json": _of_schema,
     "regex": lambda spec: LLMatcher.grammar_from_regex(spec.text),
     "choice": _of_choice,
-    "grammar": lambda spec: grammar_from("grammar", spec.text),
+    "grammar": _of_grammar,
     "structural_tag": _of_tags,
 }

@@ -89,7 +89,7 @@ class Writer:
             schema = {}
         if not isinstance(schema, Mapping):
             raise RequestError(f"{where}.json_schema={schema!r:.80}: expected a JSON schema.")
-        options = {} if self._whitespace else {"x-guidance": {"whitespace_flexible": False}}
+        options = {"x-guidance": {"whitespace_flexible": self._whitespace, "coerce_one_of": True}}
         return f"%json {json.dumps({**schema, **options})}"
 
     def regex(self, given: Mapping[str, Any], where: str) -> str:

@@ -111,6 +111,8 @@ def test_errors_name_what_is_wrong(given: dict[str, Any], words: str) -> None:
         # Exponential for engines that backtrack or build an automaton first.
         {"regex": "(a|b)*a(a|b){30}"}, {"regex": "((a{1,100}){1,100}){1,100}"},
         {"regex": "(x+x+)+y"},
+        {"grammar": '?start: "a" | "b"'}, {"json": {"oneOf": [{"const": 1}, {"const": 2}]}},
+        {"json": {"type": "object", "propertyNames": {"type": "string"}}},
     ],
 )  # fmt: skip
 def test_what_compiles(given: dict[str, Any]) -> None:

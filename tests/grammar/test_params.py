@@ -13,7 +13,9 @@ from jengine.sampling_params import SamplingParams
 from jengine.structured_outputs import (
     GrammarSpec,
     StructuredOutputsParams,
+    at_place,
     without_additional_properties,
+    without_any_names,
 )
 
 OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -70,6 +72,24 @@ def test_objects_can_be_closed() -> None:
     assert "additionalProperties" not in schema, "the user's schema is left alone"
     open_one = {**OBJECT, "additionalProperties": True}
     assert without_additional_properties(open_one) == open_one
+
+
+def test_names_that_may_be_anything_are_left_out() -> None:
+    free = {"type": "object", "propertyNames": {"type": "string"}}
+    named = {"type": "object", "propertyNames": {"pattern": "a"}}
+    schema = {"properties": {"propertyNames": free, "b": named}}
+    assert without_any_names(schema) == {
+        "properties": {"propertyNames": {"type": "object"}, "b": named}
+    }
+
+
+def test_references_move_with_their_schema() -> None:
+    schema = {"definitions": {"x": {"anyOf": [{"$ref": "#"}, {"$ref": "http://a#/b"}]}},
+              "properties": {"$ref": {"$ref": "#/definitions/x"}}}  # fmt: skip
+    assert at_place(schema, "#/items") == {
+        "definitions": {"x": {"anyOf": [{"$ref": "#/items"}, {"$ref": "http://a#/b"}]}},
+        "properties": {"$ref": {"$ref": "#/items/definitions/x"}},
+    }
 
 
 def test_sampling_parameters_keep_their_own_copy() -> None:

@@ -270,6 +270,14 @@ def test_a_stream_adds_up_to_the_whole_message(
         ({"tool_choice": "auto"}, "tool_choice", 400),
         ({"tools": TOOLS, "tool_choice": {"function": {"name": "g"}}}, "tool_choice", 400),
         ({"tools": [{"type": "function"}], "tool_choice": "none"}, "tools[0]", 400),
+        *(
+            (
+                {"tools": [{"function": {"name": "g", field: 5}}], "tool_choice": "none"},
+                f"tools[0].function.{field}",
+                400,
+            )
+            for field in ("description", "parameters", "strict")
+        ),
         ({"reasoning_effort": "huge"}, "reasoning_effort", 400),
         ({"continue_final_message": True}, "add_generation_prompt", 400),
         ({"add_generation_prompt": True, "continue_final_message": True},

@@ -98,6 +98,7 @@ def test_models() -> None:
         assert [card["id"] for card in cards] == ["one", "org/two"]
         assert cards[0]["max_model_len"] == 1024 and cards[0]["object"] == "model"
         assert client.get("/v1/models/org/two").json() == cards[1]
+        assert client.get("/v1/models/").json()["data"] == cards
         assert error_of(client.get("/v1/models/three"), 404)["param"] == "model"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.grammar.letters import EOS
+from jengine.server.chat.endpoint import forced_calls
+from jengine.server.chat.fields import ChatRequest
+from tests.grammar.letters import EOS, ids, matcher
 from tests.server.serving import error_of, events, letters, letters_engine, serving
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -160,6 +163,22 @@ def test_forced_calls_need_no_template_for_tools_and_are_compact(
     assert " " in written and re.match(form, re.sub("([:,]) ", r"\1", written))
     call = found["message"]["tool_calls"][0]
     assert json.loads(call["function"]["arguments"])["a"] in "xy"
+
+
+def test_forced_calls_have_schemas_with_references_of_their_own() -> None:
+    """Tools may use the same name for different things."""
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": {
+            "type": "object", "properties": {"a": {"$ref": f"#/{where}/x"}}, "required": ["a"],
+            where: {"x": {"enum": [name]}}, "additionalProperties": False,
+        }}}
+        for name, where in (("f", "$defs"), ("g", "$defs"), ("h", "definitions"))
+    ]  # fmt: skip
+    forced = forced_calls(ChatRequest(messages=HELLO, tools=tools, tool_choice="required"))
+    assert forced is not None
+    for name, value in itertools.product("fgh", repeat=2):
+        text = f'[{{"name":"{name}","parameters":{{"a":"{value}"}}}}]'
+        assert matcher(forced.spec()).advance(ids(text)) == (name == value)
 
 
 TAG = {"type": "structural_tag", "format": {

@@ -19,7 +19,6 @@ from jengine.server.chat.fields import ChatRequest, check_chat
 from jengine.server.chat.rendering import lane_of_chat, rendered_chat
 from jengine.server.chat.texts import ChatTexts
 from jengine.server.chat.types import ChatResponse
-from jengine.server.errors import ApiError
 from jengine.server.formats.logprobs import prompt_logprobs
 from jengine.server.formats.request_metrics import told_metrics
 from jengine.server.formats.sampling_fields import answer_length, sampling_params, tokenization
@@ -32,7 +31,7 @@ from jengine.server.serving.generation import Outputs, Prepared, answer, read_re
 from jengine.server.serving.grammar_check import check_grammar
 from jengine.server.serving.service import Service
 from jengine.server.version import FINGERPRINT
-from jengine.structured_outputs import StructuredOutputsParams
+from jengine.structured_outputs import StructuredOutputsParams, at_place
 from jengine.text.chat_images import ImagePart
 from jengine.text.chat_parser import end_of_reasoning, needs_special_tokens
 
@@ -161,16 +160,13 @@ def forced_calls(request: ChatRequest) -> StructuredOutputsParams | None:
         return _written(_parameters(named))
     if request.tool_choice != "required":
         return None
-    definitions: dict[str, Any] = {}
     schema: dict[str, Any] = {
         "type": "array",
         "minItems": 1,
-        "items": {"anyOf": [_call(tool, definitions) for tool in tools]},
+        "items": {"anyOf": [_call(*pair) for pair in enumerate(tools)]},
     }
     if request.parallel_tool_calls is False:
         schema["maxItems"] = 1
-    if definitions:
-        schema["$defs"] = definitions
     return _written(schema)
 
 
@@ -184,17 +180,10 @@ def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
     return dict(function.get("parameters") or ANYTHING)
 
 
-def _call(function: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Schema of one call. `$defs` are hoisted to the root, to which `$ref`s point."""
-    parameters = _parameters(function)
-    for name, one in (parameters.pop("$defs", None) or {}).items():
-        if definitions.setdefault(name, one) != one:
-            raise ApiError(
-                400,
-                f"tools: $defs has {name!r:.80} with two meanings, in {function['name']!r:.80} and "
-                "in another tool. Rename one of them.",
-                param="tools",
-            )
+def _call(index: int, function: Mapping[str, Any]) -> dict[str, Any]:
+    """Schema of a call of the tool with this index."""
+    place = f"#/items/anyOf/{index}/properties/parameters"
+    parameters = at_place(_parameters(function), place)
     return {
         "type": "object",
         "properties": {"name": {"type": "string", "enum": [function["name"]]},

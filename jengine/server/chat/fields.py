@@ -182,6 +182,13 @@ def _tool_name(index: int, tool: dict[str, Any]) -> str:
             "'parameters': ...}}.",
             param=f"tools[{index}]",
         )
+    for field, kind in (("description", str), ("parameters", dict), ("strict", bool)):
+        value = function.get(field)  # type: ignore[union-attr] - it has a name
+        if not isinstance(value, kind | None):
+            where = f"tools[{index}].function.{field}"
+            raise ApiError(
+                400, f"{where}: expected {kind.__name__}, got {type(value).__name__}.", param=where
+            )
     return name
 
 

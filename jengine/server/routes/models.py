@@ -57,8 +57,10 @@ async def models(service: Service, http: Request) -> Response:
 
 
 async def model(service: Service, http: Request) -> Response:
-    """Card of one model name; names may contain slashes."""
+    """Card of one model name, which may contain slashes; of all models without one."""
     name: str = http.path_params["model_id"]
+    if not name:  # /v1/models/
+        return await models(service, http)
     _, adapter = service.live.adapters.checked(name)
     found = card(service, name) if adapter is None else adapter_card(service, adapter)
     return json_response(found)
