@@ -13,7 +13,7 @@ from typing import Any
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from jengine.errors import RequestError
-from jengine.grammar.structural_tags import grammar_of_tags
+from jengine.grammar.structural_tags import ascii_classes, grammar_of_tags
 from jengine.structured_outputs import NAME, GrammarSpec, dumped, parsed, without_any_names
 
 
@@ -119,7 +119,7 @@ def _of_tags(spec: GrammarSpec) -> str:
 
 _MAKERS: dict[str, Callable[[GrammarSpec], str]] = {
     "json": _of_schema,
-    "regex": lambda spec: LLMatcher.grammar_from_regex(spec.text),
+    "regex": lambda spec: LLMatcher.grammar_from_regex(ascii_classes(spec.text)),
     "choice": _of_choice,
     "grammar": _of_grammar,
     "structural_tag": _of_tags,

@@ -19,6 +19,9 @@ from jengine.structured_outputs import NAME
 
 TOP = f"{NAME}.structural_tag"
 TEXT = "TEXT"
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_ASCII = {"d": "[0-9]", "w": "[0-9A-Za-z_]", "s": "[\\t-\\r ]",
+          "D": "[^0-9]", "W": "[^0-9A-Za-z_]", "S": "[^\\t-\\r ]"}  # fmt: skip
 _SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # one that Lark would take as the end of a regex
 HEAD = f"%llguidance {{}}\n{TEXT}: /(.|\\n)*/\n"
 
@@ -32,6 +35,12 @@ def grammar_of_tags(given: Any, *, whitespace: bool) -> str:
     start = writer.part(form, f"{TOP}.format" if "format" in given else TOP)
     lark = HEAD + "\n".join([f"start: {start}", *writer.rules]) + "\n"
     return json.dumps({"grammars": [{"name": "tags", "lark_grammar": lark}, *writer.grammars]})
+
+
+def ascii_classes(pattern: str) -> str:
+    r"""A regex whose \d, \w and \s are of ASCII, as in patterns of JSON schemas; llguidance's
+    hold all of Unicode."""
+    return _ESCAPED.sub(lambda found: _ASCII.get(found[1], found[0]), pattern)
 
 
 def _older(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,7 +103,8 @@ class Writer:
 
     def regex(self, given: Mapping[str, Any], where: str) -> str:
         """Text matching a regular expression."""
-        pattern = _SLASH.sub(lambda found: found[1] or "\\/", text_of(given, "pattern", where))
+        given_pattern = ascii_classes(text_of(given, "pattern", where))
+        pattern = _SLASH.sub(lambda found: found[1] or "\\/", given_pattern)
         return self.rule(f"/{pattern}/")
 
     def grammar(self, given: Mapping[str, Any], where: str) -> str:

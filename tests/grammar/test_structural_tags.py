@@ -9,6 +9,7 @@ import pytest
 
 from jengine.errors import RequestError
 from jengine.grammar.guidance import llguidance_grammar
+from jengine.grammar.structural_tags import ascii_classes
 from jengine.structured_outputs import StructuredOutputsParams
 from tests.grammar.letters import ids, matcher
 
@@ -41,6 +42,7 @@ def accepts(form: Any, text: str, **more: Any) -> bool:
         (FREE, "any <f=a>", None),
         ({"type": "regex", "pattern": "[a-c/]{3}"}, "ab/", "abd"),
         ({"type": "regex", "pattern": r"a\/b/c"}, "a/b/c", "a/b"),
+        ({"type": "regex", "pattern": r"[\d\-]{2}\D\s"}, "1-a ", "1-1 "),
         ({"type": "grammar", "grammar": 'root ::= "q" [0-9]'}, "q1", "qq"),
         ({"type": "sequence", "elements": [X, JSON]}, 'x{"a":1}', '{"a":1}'),
         ({"type": "sequence", "elements": [FREE, TAG_A]}, f"why {CALL}", f"why {CALL}!"),
@@ -66,6 +68,10 @@ def accepts(form: Any, text: str, **more: Any) -> bool:
 def test_what_parts_accept(form: Any, whole: str, wrong: str | None) -> None:
     assert accepts(form, whole)
     assert wrong is None or not accepts(form, wrong)
+
+
+def test_classes_of_characters_are_of_ascii() -> None:
+    assert ascii_classes(r"\\d\d[\w\-]\D") == r"\\d[0-9][[0-9A-Za-z_]\-][^0-9]"
 
 
 def test_settings_of_json_hold_inside_tags() -> None:
