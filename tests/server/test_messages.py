@@ -194,6 +194,7 @@ def test_the_start_of_an_answer_is_continued(client: TestClient, say: Say) -> No
     ("body", "status", "text"),
     [
         ({"messages": []}, 400, "messages"),
+        ({"messages": None, "system": "x"}, 400, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 3}]}, 400, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "content[0]"),

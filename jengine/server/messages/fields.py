@@ -92,8 +92,12 @@ def as_chat(request: CountRequest) -> ChatRequest:
         fields["stop"] = request.stop_sequences or None
     else:
         fields = {"model": request.model}
-    messages = chat_messages(request.system, request.messages or [])
-    last = messages[-1] if messages else {}
+    if not request.messages:
+        raise ApiError(
+            400, "messages is missing or empty; expected at least one.", param="messages"
+        )
+    messages = chat_messages(request.system, request.messages)
+    last = messages[-1]
     continues = last.get("role") == "assistant" and "tool_calls" not in last
     config, choice = request.output_config, request.tool_choice
     effort = config.effort if config else None
