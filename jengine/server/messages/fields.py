@@ -97,7 +97,7 @@ def as_chat(request: CountRequest) -> ChatRequest:
             400, "messages is missing or empty; expected at least one.", param="messages"
         )
     messages = chat_messages(request.system, request.messages)
-    last = messages[-1]
+    last = messages[-1] if messages else {}
     continues = last.get("role") == "assistant" and "tool_calls" not in last
     config, choice = request.output_config, request.tool_choice
     effort = config.effort if config else None
