@@ -6,10 +6,8 @@ import gc
 import os
 import signal
 import sys
-import threading
 from collections import deque
 from collections.abc import Iterator
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -96,6 +94,8 @@ def pytest_collection_finish() -> None:
     """Leave what stays for the whole run, thousands of tests and what they import, out of garbage
     collections: a test that asks for one would wait half a second."""
     if "jax" in sys.modules:
+        from jengine.bench.mlir_contexts import reuse_mlir_contexts
+
         reuse_mlir_contexts()
         keep_programs()
     gc.collect()
@@ -117,21 +117,3 @@ def keep_programs(most: int = 100) -> None:
             return found
 
     shared._KEPT = Kept()
-
-
-def reuse_mlir_contexts(programs: int = 100) -> None:
-    """Let so many programs of a thread share an MLIR context, which JAX makes for each: making one
-    takes longer than all else of lowering a small program. A context keeps the constants of its
-    programs, so it does not stay for good."""
-    from jax._src.interpreters import mlir
-
-    own, make = threading.local(), mlir.make_ir_context
-
-    def context() -> Any:
-        if not hasattr(own, "places"):
-            own.places = cycle(range(programs))
-        if next(own.places) == 0:
-            own.context = make()
-        return own.context
-
-    mlir.make_ir_context = context

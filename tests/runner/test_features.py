@@ -106,6 +106,13 @@ def test_each_variant_covers_those_before_it() -> None:
     ]
 
 
+def test_greedy_scores_have_a_sampler_that_draws_nothing_where_they_are_named() -> None:
+    known = variants(20, "raw_logprobs", greedy_scored=True)
+    own = known["greedy-scored"]
+    assert str(own) == "logprobs=20+prompt_logprobs=20" and own.covers(known["greedy"])
+    assert known["scored"].covers(own) and not own.covers(known["sampled"])
+
+
 def test_with_drafts_common_variants_come_in_two_kinds() -> None:
     """Steps without drafts run the programs of an engine that has none."""
     known = variants(20, "raw_logprobs", drafts=True)

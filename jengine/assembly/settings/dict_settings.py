@@ -11,7 +11,8 @@ from pallas_kernels.xla_matmul import LIBRARIES
 
 COMPILATION_KEYS = {
     "cache_dir": "directory of the persistent compile cache, or False for none",
-    "variants": "step variants to compile in warm-up: greedy, sampled, adjusted, full, scored",
+    "variants": "step variants to compile in warm-up: greedy, sampled, adjusted, full, scored; "
+    "greedy-scored: log-probabilities of greedy answers alone",
     "decode_rows": "ladder of decode rows",
     "prefill_tokens": "ladder of prefill tokens",
     "pages": "ladder of cache blocks a row may read",

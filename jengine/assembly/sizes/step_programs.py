@@ -25,7 +25,12 @@ from jengine.assembly.sizes.step_adapters import with_adapted
 from jengine.config import ModelConfig, ScheduleConfig
 from jengine.errors import ConfigError, nearest_name
 from jengine.runner.variants.buckets import FEWEST_DECODE_ROWS, Ladders, StepShapes
-from jengine.runner.variants.features import Features, variants, with_drafts
+from jengine.runner.variants.features import (
+    GREEDY_SCORED,
+    Features,
+    variants,
+    with_drafts,
+)
 
 # The variants that can do more than sample from the model's own logits.
 CAPABLE = ("adjusted", "full", "scored")
@@ -57,6 +62,7 @@ def step_programs(
     known = variants(
         most, asked.steps.logprobs_mode, adapters=adapted, adapts_head=adapts_head,
         drafts=schedule.most_drafts > 0, own_ids=shapes.chained,
+        greedy_scored=GREEDY_SCORED in compilation.get("variants", ()),
     )  # fmt: skip
     if schedule.one_segment:
         return one_program(schedule, shapes, known, compilation)

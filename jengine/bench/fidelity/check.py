@@ -25,7 +25,7 @@ from jengine.bench.fidelity.encoders import ENCODERS
 from jengine.bench.fidelity.families import FAMILIES
 from jengine.bench.fidelity.found import ILL_CONDITIONED, DrawError
 from jengine.bench.fidelity.generic import drawn_generic
-from jengine.bench.fidelity.implementations import NOT_KEPT, Implementation
+from jengine.bench.fidelity.implementations import COMPILED_ONCE, Implementation
 from jengine.bench.fidelity.transformers_process import Transformers
 from jengine.bench.fidelity.variations import Settings
 from jengine.config import ExpertsConfig
@@ -46,7 +46,7 @@ SETTINGS: dict[str, Any] = {
     "num_gpu_blocks_override": 32,
     "block_size": BLOCK,
     "show_progress": False,
-    "compilation_config": {"decode_rows": [4], "prefill_tokens": [CHUNK], **NOT_KEPT},
+    "compilation_config": {"decode_rows": [4], "prefill_tokens": [CHUNK], **COMPILED_ONCE},
 }
 
 

@@ -23,7 +23,7 @@ from jengine.bench.fidelity.conditional import (
     drawn_conditional,
 )
 from jengine.bench.fidelity.found import DrawError
-from jengine.bench.fidelity.implementations import NOT_KEPT, Implementation
+from jengine.bench.fidelity.implementations import COMPILED_ONCE, Implementation
 from jengine.bench.fidelity.transformers_process import Transformers
 
 BLOCK, RATE = 16, 16000
@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {
     "skip_tokenizer_init": True, "enforce_eager": True, "max_logprobs": -1, "max_num_seqs": 4,
     "num_gpu_blocks_override": 64, "block_size": BLOCK, "show_progress": False,
 }  # fmt: skip
-COMPILED = {"decode_rows": [4], "prefill_tokens": [64], **NOT_KEPT}
+COMPILED = {"decode_rows": [4], "prefill_tokens": [64], **COMPILED_ONCE}
 
 
 class EncoderPair(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 from jengine.api.llm import LLM
 from jengine.bench.fidelity.encoders import drawn_encoder
 from jengine.bench.fidelity.found import LIMIT, DrawError, beside_float64, distance
-from jengine.bench.fidelity.implementations import NOT_KEPT, Implementation
+from jengine.bench.fidelity.implementations import COMPILED_ONCE, Implementation
 from jengine.bench.fidelity.transformers_process import Transformers
 from jengine.config import PoolerConfig, PoolingTask
 from jengine.pooling_params import PoolingParams
@@ -49,7 +49,7 @@ def pooled(
     settings = {
         "skip_tokenizer_init": True, "enforce_eager": True, "show_progress": False,
         "max_num_batched_tokens": 128, "max_model_len": 48, "dtype": how.dtype,
-        "compilation_config": {"prefill_tokens": [128], **NOT_KEPT},
+        "compilation_config": {"prefill_tokens": [128], **COMPILED_ONCE},
         "pooler_config": PoolerConfig(task=task), **how.settings,
     }  # fmt: skip
     params = PoolingParams(use_activation=False)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jengine.bench.xla_flags import known_flags
+from jengine.runner.variants.features import GREEDY_SCORED
 
 # Half the compile time of a CPU's programs, whose fusions are not what is searched, except where
 # XLA computes the model.
@@ -35,10 +36,11 @@ class Implementation(NamedTuple):
 
 
 CPU = {"attention_backend": "cpu"}
-NOT_KEPT = {"cache_dir": False}  # no other draw has the same programs
+# No other draw has the same programs, and every request is greedy.
+COMPILED_ONCE = {"cache_dir": False, "variants": [GREEDY_SCORED]}
 # Four rows of a token and three drafts.
 DRAFTING = {
-    **CPU, "compilation_config": {"decode_rows": [16], "prefill_tokens": [64], **NOT_KEPT}
+    **CPU, "compilation_config": {"decode_rows": [16], "prefill_tokens": [64], **COMPILED_ONCE}
 }  # fmt: skip
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "cpu": Implementation(CPU),
@@ -49,7 +51,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "gpu": Implementation(
         {  # recurrent layers take tiles of 128 tokens there
             "attention_backend": "triton",
-            "compilation_config": {"decode_rows": [4], "prefill_tokens": [128], **NOT_KEPT},
+            "compilation_config": {"decode_rows": [4], "prefill_tokens": [128], **COMPILED_ONCE},
         },
         {
             "JAX_PLATFORMS": "cuda", "TRITON_INTERPRET": "0", "XLA_FLAGS": "",

@@ -7,6 +7,7 @@ one line each.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -19,6 +20,7 @@ from jengine.bench.fidelity.check import check
 from jengine.bench.fidelity.child_process import ChildEnded
 from jengine.bench.fidelity.implementations import IMPLEMENTATIONS
 from jengine.bench.fidelity.transformers_process import Transformers
+from jengine.bench.mlir_contexts import reuse_mlir_contexts
 from jengine.errors import JengineError
 from pallas_kernels.cpu.library import instruction_set
 
@@ -31,6 +33,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     # Whatever libraries print is no answer.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    reuse_mlir_contexts()
+    gc.disable()
     with Transformers() as theirs:
         for count, line in enumerate(sys.stdin, 1):
             job = json.loads(line)
@@ -38,6 +42,7 @@ def main() -> None:
             answers.flush()
             if count % DRAWS_BETWEEN_CLEARING == 0:
                 jax.clear_caches()
+                gc.collect()
 
 
 def answer(theirs: Transformers, job: dict[str, Any]) -> dict[str, Any]:

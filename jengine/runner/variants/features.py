@@ -12,6 +12,10 @@ from jengine.runner.variants.tap_sets import TapSet
 from jengine.sampling.features import LogprobsMode, SamplingFeatures
 from jengine.sampling.processor_sets import ProcessorSet
 
+# Log-probabilities of prompts and greedy answers: its sampler compiles in a third of the time of
+# one that also draws tokens and changes logits. Only of engines that name it.
+GREEDY_SCORED = "greedy-scored"
+
 
 @dataclass(frozen=True)
 class Features:
@@ -136,6 +140,7 @@ def variants(
     adapts_head: bool = True,
     drafts: bool = False,
     own_ids: bool = False,
+    greedy_scored: bool = False,
 ) -> dict[str, Features]:
     """The variants an engine may compile, cheapest first; the last covers all others.
 
@@ -143,8 +148,11 @@ def variants(
     do not pay for them (`adapts_head`: in the output head too). With `drafts` the common ones exist
     twice, with and without; the others always support drafts. With `own_ids`, variants with
     log-probabilities also score ids that rows name.
+    `greedy_scored`: among them is the variant of this name, which covers "greedy" alone.
     """
     known = plain_variants(max_logprobs, mode, own_ids=own_ids)
+    if not greedy_scored:
+        del known[GREEDY_SCORED]
     if drafts:
         known = {
             name: features
@@ -169,11 +177,13 @@ def plain_variants(
 ) -> dict[str, Features]:
     """The variants without adapters."""
     greedy = Features(SamplingFeatures(logprobs_mode=mode))
+    scores = replace(greedy.sampling, logprobs=max_logprobs)
     sampled = Features(replace(greedy.sampling, random=True))
     adjusted = Features(replace(sampled.sampling, adjust=True))
     full = Features(replace(adjusted.sampling, logprobs=max_logprobs, own_ids=own_ids))
     return {
         "greedy": greedy,
+        GREEDY_SCORED: Features(scores, prompt_logprobs=max_logprobs),
         "sampled": sampled,
         "adjusted": adjusted,
         "full": full,
