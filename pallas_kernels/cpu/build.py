@@ -113,7 +113,7 @@ def build(compiler: Sequence[str], wanted: Path) -> None:
 def compile_units(compiler: Sequence[str], jobs: Jobs, work: Path, made: Path) -> None:
     """Compile all units, one job per core, and link them."""
     commands, objects = [], []
-    for number, text in enumerate(units(os.cpu_count() or 1)):
+    for number, text in enumerate(units()):
         unit, compiled = work / f"unit_{number}.cc", work / f"unit_{number}.o"
         unit.write_text(text, encoding="utf-8")
         commands.append([*compile_command(compiler), "-c", str(unit), "-o", str(compiled)])

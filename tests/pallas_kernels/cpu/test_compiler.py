@@ -257,21 +257,20 @@ def test_a_machine_without_a_compiler_takes_a_library_that_was_carried_to_it(
         build.compiled_library()
 
 
-@pytest.mark.parametrize("cores", [1, 2, 64])
-def test_every_source_file_is_in_one_unit(cores: int) -> None:
-    included = "".join(compiler.units(cores)).splitlines()
+def test_every_source_file_is_in_one_unit() -> None:
+    included = "".join(compiler.units()).splitlines()
     wanted = [f'#include "{file.name}"' for file in compiler.sources() if file.suffix == ".cc"]
     assert sorted(included) == sorted(wanted)
 
 
 def test_names_of_source_files_do_not_clash(tmp_path: Path) -> None:
-    """Few cores compile several files as one unit: a name of one must not hide that of another."""
+    """Several files are compiled as one unit: a name of one must not hide that of another."""
     try:
         found = compiler.find_compiler()
     except NoKernels as error:
         pytest.skip(str(error))
     whole = tmp_path / "whole.cc"
-    whole.write_text("".join(compiler.units(1)))
+    whole.write_text("".join(compiler.units()))
     command = [*compiler.compile_command(found), "-fsyntax-only", str(whole)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
