@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from pallas_kernels.cpu.library import ffi_call
-from pallas_kernels.cpu.matmul import floats
+from pallas_kernels.cpu.matmul import floats, integers
 from pallas_kernels.shapes import as_scalar
 
 
@@ -51,7 +51,7 @@ def prefill_attention_cpu(
     out, lse = ffi_call("attention", results)(
         q if q.dtype == jnp.bfloat16 else q.astype(jnp.float32),
         cache, as_scalar(layer), tables, starts, positions,
-        jnp.zeros(0, jnp.int32) if ends is None else ends, floats(sinks),
+        integers(ends), floats(sinks),
         window=np.int64(window or 0),
         scale=np.float32(head_dim**-0.5 if scale is None else scale),
         soft_cap=np.float32(soft_cap or 0),

@@ -8,7 +8,7 @@ columns that they multiply.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,10 @@ STORAGES = ("packed", "inputs_first", "outputs_first")
 ACTIVATIONS = (None, "silu", "gelu_tanh", "gelu")
 NORMS = (None, "rms", "layer")
 GATES = (None, "halves", "pairs")
+# Missing operands. Arrays of NumPy, as each jnp.zeros would be an operation to trace, lower and
+# fold: a dozen per matmul, more than half of a step's operations.
+NO_FLOATS: Any = np.zeros(0, np.float32)
+NO_INTEGERS: Any = np.zeros(0, np.int32)
 # The kernels' numbers of dtypes, and how many values of consecutive k are stored together.
 NUMBERS = {"bfloat16": 0, "float16": 1, "float32": 2, "int8": 3}
 DEPTHS = {"bfloat16": 2, "int8": 4}
@@ -213,9 +217,9 @@ def normalize(
 
 def floats(given: Array | None) -> Array:
     """Replace a missing operand by an empty float32 array."""
-    return jnp.zeros((0,), jnp.float32) if given is None else given
+    return NO_FLOATS if given is None else given
 
 
 def integers(given: Array | None) -> Array:
     """Replace a missing operand by an empty int32 array."""
-    return jnp.zeros((0,), jnp.int32) if given is None else given
+    return NO_INTEGERS if given is None else given
