@@ -7,8 +7,8 @@ that lists the tensors not understood. Must not know files or config.json.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from jengine.models.importing.experts import CHOICE_ELSEWHERE, ROUTER, ExpertsLayout, experts_of
@@ -63,6 +63,7 @@ QK_NORMS = (
 BLOCKS = 4  # of heads, in one tensor
 SINKS = ("sinks", "softmax_offset")
 GATE = "gate_proj"  # of what attention mixed
+NO_MLP: dict[str, Any] = {"gated": True, "mlp_bias": False, "inner_size": None}
 FREQUENCY = re.compile(r".*rotary_emb\.inv_freq")
 
 
@@ -111,67 +112,67 @@ def read_layout(shapes: Mapping[str, Shape], meaning: Meaning = PLAIN_MEANING) -
     mlp, dense, sparse = _kinds_of_mlp(layers)
     first = {name: shape for name, shape in layers[0].items() if not _is_in(name, mlp)}
     reading = _Attention(first, attention, meaning)
-    found: dict[str, Any] = {"prefix": prefix, "embed": embed, "layers": layers_name}
-    found |= reading.names
-    used = set(reading.used)
     norms = read_norms(first, meaning)
-    found |= norms.names
-    experts = None if not sparse else experts_of(layers[min(sparse)], mlp)
-    mlp_facts: dict[str, Any] = {"gated": True, "mlp_bias": False, "inner_size": None}
-    if dense is not None:
-        names, mlp_facts = _mlp(dense, mlp)
-        found |= names
-    if experts is not None:
-        found |= experts.names
-    heads = [name for name in HEAD if {f"{name}.weight", f"{name}.bias"} & outside.keys()]
-    head = heads[0] if heads else None
-    found["head"] = head or "lm_head"
-    known = {f"{prefix}{embed}", head}
-    transform = next((two for two in TRANSFORM if f"{two[1]}.weight" in outside), ())
-    found |= dict(zip(("head_dense", "head_norm"), transform, strict=False))
-    known |= set(transform)
-    if meaning.has_final_norm:
-        lasts = [*FINAL_NORM, *(() if meaning.embed_norm else EMBED_NORM)]
-        (found["final_norm"],) = found_names(
-            outside, [(name,) for name in lasts], "the last norm", prefix
-        )
-        known.add(f"{prefix}{found['final_norm']}")
-    if meaning.embed_norm:
-        norms_of_embeddings = [name for name in EMBED_NORM if f"{prefix}{name}.weight" in outside]
-        if norms_of_embeddings:
-            found["embed_norm"] = norms_of_embeddings[0]
-            known.add(f"{prefix}{norms_of_embeddings[0]}")
-    positions = next((name for name in POSITIONS if f"{prefix}{name}.weight" in outside), None)
-    if positions is not None:
-        found["positions"] = positions
-        known.add(f"{prefix}{positions}")
-    types = outside.get(f"{prefix}{TYPES}.weight")
-    if types is not None:
-        found["types"] = TYPES
-        known.add(f"{prefix}{TYPES}")
-    layer_norm = any(f"{prefix}{name}.bias" in outside for name in FINAL_NORM) or any(
+    experts = experts_of(layers[min(sparse)], mlp) if sparse else None
+    mlp_names, mlp_facts = _mlp(dense, mlp) if dense is not None else ({}, NO_MLP)
+    around = _Surroundings(outside, prefix, embed, meaning)
+    layer_norm = around.has_norm_bias or any(
         f"{name}.bias" in first for name in norms.names.values()
     )
-    _refuse_unknown(first, used | set(norms.names.values()), layer_norm)
-    unknown = [name for name in outside if name.rpartition(".")[0] not in known]
-    if unknown:
-        refuse(f"outside of its layers it has {listed(unknown)}, which the decoder has not")
-    found |= {
+    _refuse_unknown(first, {*reading.used, *norms.names.values()}, layer_norm)
+    around.refuse_unknown()
+    names: dict[str, Any] = {
+        "prefix": prefix, "embed": embed, "layers": layers_name, "ignored": ignored,
         "rotates_neighbours": meaning.rotates_neighbours,
-        "rotates_backwards": meaning.rotates_backwards,
-        "stored_in_out": meaning.stored_in_out,
-        "ignored": ignored,
-    }
+        "rotates_backwards": meaning.rotates_backwards, "stored_in_out": meaning.stored_in_out,
+        **reading.names, **norms.names, **mlp_names,
+        **({} if experts is None else experts.names), **around.names,
+    }  # fmt: skip
     vocab, hidden = shapes[f"{prefix}{embed}.weight"]
     return DecoderLayout(
-        replace(Names(), **found), len(layers), vocab, hidden, norms=norms, layer_norm=layer_norm,
-        **reading.facts, **mlp_facts, has_head=f"{head}.weight" in outside,
-        head_bias=f"{head}.bias" in outside,
-        transform_bias=f"{transform[0]}.bias" in outside if transform else None,
-        token_types=0 if types is None else types[0],
-        positions=0 if positions is None else shapes[f"{prefix}{positions}.weight"][0],
-        experts=experts, sparse=frozenset(sparse),
+        Names(**names), len(layers), vocab, hidden, norms=norms, layer_norm=layer_norm,
+        **reading.facts, **mlp_facts, **around.facts, experts=experts, sparse=frozenset(sparse),
     )  # fmt: skip
+
+
+class _Surroundings:
+    """Tensors outside the layers: `names` for Names, and `facts`, fields of the layout."""
+
+    def __init__(self, tensors: Mapping[str, Shape], prefix: str, embed: str, meaning: Meaning):
+        self._tensors, self._prefix = tensors, prefix
+        self.has_norm_bias = any(f"{prefix}{name}.bias" in tensors for name in FINAL_NORM)
+        heads = (one for one in HEAD if {f"{one}.weight", f"{one}.bias"} & tensors.keys())
+        head = next(heads, None)
+        transform = next((two for two in TRANSFORM if f"{two[1]}.weight" in tensors), ())
+        own: dict[str, str | None] = {  # with the prefix
+            "embed_norm": self._first(EMBED_NORM) if meaning.embed_norm else None,
+            "positions": self._first(POSITIONS), "types": self._first((TYPES,)),
+        }  # fmt: skip
+        if meaning.has_final_norm:
+            known = [*FINAL_NORM, *(() if meaning.embed_norm else EMBED_NORM)]
+            (own["final_norm"],) = found_names(
+                tensors, [(name,) for name in known], "the last norm", prefix
+            )
+        found = {role: name for role, name in own.items() if name is not None}
+        ends = dict(zip(("head_dense", "head_norm"), transform, strict=False))
+        self.names: dict[str, Any] = {"head": head or "lm_head", **ends, **found}
+        self._known = {head, *transform, *(f"{prefix}{name}" for name in (embed, *found.values()))}
+        self.facts: dict[str, Any] = {
+            "has_head": f"{head}.weight" in tensors, "head_bias": f"{head}.bias" in tensors,
+            "transform_bias": f"{transform[0]}.bias" in tensors if transform else None,
+            "token_types": self._rows(own["types"]), "positions": self._rows(own["positions"]),
+        }  # fmt: skip
+
+    def refuse_unknown(self) -> None:
+        unknown = [name for name in self._tensors if name.rpartition(".")[0] not in self._known]
+        if unknown:
+            refuse(f"outside of its layers it has {listed(unknown)}, which the decoder has not")
+
+    def _first(self, names: Sequence[str]) -> str | None:
+        return next((one for one in names if f"{self._prefix}{one}.weight" in self._tensors), None)
+
+    def _rows(self, name: str | None) -> int:
+        return 0 if name is None else self._tensors[f"{self._prefix}{name}.weight"][0]
 
 
 def _embedding(shapes: Mapping[str, Shape]) -> tuple[str, str]:
