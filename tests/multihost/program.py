@@ -375,6 +375,7 @@ SCENARIOS = {
         ruled,
         adapting,
         encoding,
+        encoding_stages,
         drafting,
         device_drafting,
         offloading,
