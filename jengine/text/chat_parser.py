@@ -7,7 +7,7 @@ Formats are in `reasoning_parsers` and `tool_parsers`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 from jengine.errors import ConfigError, nearest_name
@@ -70,11 +70,20 @@ def check_parser_names(reasoning_parser: str | None, tool_parser: str | None) ->
         )
 
 
-def needs_special_tokens(reasoning_parser: str | None, tool_parser: str | None) -> bool:
-    """Whether these parsers need special tokens kept in the detokenized text."""
-    check_parser_names(reasoning_parser, tool_parser)
-    reasoning = reasoning_parser is not None and REASONING_PARSERS[reasoning_parser].special_tokens
-    return reasoning or (tool_parser is not None and TOOL_PARSERS[tool_parser].special_tokens)
+def needs_special_tokens(
+    reasoning_parser: str | None, tool_parser: str | None, special: Collection[str]
+) -> bool:
+    """Whether these parsers need special tokens kept in the detokenized text.
+
+    `special`: those of the tokenizer. Others than marks would be shown to clients, too.
+    """
+    found = list[Sequence[str]]()
+    if reasoning_parser is not None:
+        marks = REASONING_PARSERS[reasoning_parser].marks
+        found.append(() if marks is None else (marks.start, *marks.ends))
+    if tool_parser is not None:
+        found.append(TOOL_PARSERS[tool_parser].marks)
+    return any(not marks or any(mark in special for mark in marks) for marks in found)
 
 
 class ForcedCalls(NamedTuple):
@@ -126,7 +135,7 @@ class ChatParser:
         new_id: Callable[[], str] | None = None,
         forced: ForcedCalls | None = None,
     ) -> None:
-        self.needs_special_tokens = needs_special_tokens(reasoning_parser, tool_parser)
+        check_parser_names(reasoning_parser, tool_parser)
         given = AnswerContext(prompt, response_template)
         self._reasoning: TextParser[ChatPart] | None = None
         self._tools: TextParser[ChatPart] | None = None

@@ -73,6 +73,9 @@ class Tokenizer:
         self.special_ids: frozenset[int] = frozenset(
             number for number, token in added.items() if token.special
         ).union(() if hf.is_fast else hf.all_special_ids)
+        self.special_texts = frozenset(
+            text for number, text in self.added_tokens.items() if number in self.special_ids
+        )
 
     @property
     def eos_token_id(self) -> int | None:

@@ -103,16 +103,25 @@ def test_reasoning_is_counted_by_ids_where_they_mark_it(monkeypatch: pytest.Monk
     assert {**UNTOLD, **last["usage"]} == whole["usage"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ({"tool_call_parser": "llama3_json", "enable_auto_tool_choice": True}, "a<s>b"),
+        ({**HERMES, "reasoning_parser": "deepseek_r1"}, "ab"),
+    ],
+)
 def test_marks_that_are_special_tokens_are_kept_for_the_parser(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], shown: str
 ) -> None:
-    """The letters' `<s>` stands for a special token: hermes may need it, plain chats do not."""
+    """The letters' `<s>` is a special token. Llama's mark of a call may be one, too; those of Qwen
+    are known, and are none of this tokenizer's."""
     ids = [*letters().encode("a", False), 1, *letters().encode("b", False), 2]
     answer_with(monkeypatch, ids)
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "tools": TOOLS}
-    with serving(**HERMES) as client:
+    with serving(**settings) as client:
         response = client.post(PATH, json={**body, "stop_token_ids": [2]})
-    assert response.json()["choices"][0]["message"]["content"] == "a<s>b"
+    message = response.json()["choices"][0]["message"]
+    assert (message["content"] or message["reasoning"]) == shown
 
 
 def test_unknown_parsers_are_refused_before_the_engine_starts(

@@ -203,6 +203,12 @@ def test_the_start_of_an_answer_is_continued(client: TestClient, say: Say) -> No
         ({"max_tokens": 0}, 400, "max_tokens"),
         ({"temperature": -1}, 400, "temperature"),
         ({"thinking": {"type": "maybe"}}, 400, "thinking.type"),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 60}, "max_tokens": 60},
+            400,
+            "less than max_tokens",
+        ),
+        ({"vllm_xargs": {"a": 1}}, 400, "no logits processor"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400, "tools[0]"),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},

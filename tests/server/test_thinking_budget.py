@@ -97,7 +97,7 @@ def test_an_engine_that_knows_no_marks_keeps_no_budget() -> None:
             assert client.post(path, json=given).status_code == 200
         message = {
             "messages": HELLO, "max_tokens": 4,
-            "thinking": {"type": "enabled", "budget_tokens": 1024},
+            "thinking": {"type": "enabled", "budget_tokens": 2},
         }  # fmt: skip
         answer = client.post("/v1/messages", json=message)
         assert answer.status_code == 400 and "not configured" in answer.text

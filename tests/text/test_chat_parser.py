@@ -62,8 +62,12 @@ def test_unknown_names_are_refused_with_those_that_are_known() -> None:
 
 
 def test_special_tokens_are_kept_only_for_parsers_that_read_them() -> None:
-    assert needs_special_tokens("qwen3", "hermes")
-    assert not needs_special_tokens(None, None)
+    ends = {"<|im_end|>"}
+    assert not needs_special_tokens("qwen3", "hermes", ends), "Qwen's marks are plain tokens"
+    assert needs_special_tokens("qwen3", "hermes", {*ends, "</think>"})
+    assert needs_special_tokens("qwen3", "hermes", {*ends, "<tool_call>"})
+    assert needs_special_tokens(None, "llama3_json", ends)
+    assert not needs_special_tokens(None, None, ends)
 
 
 def test_neighbours_of_one_kind_are_joined() -> None:

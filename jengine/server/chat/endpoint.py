@@ -101,7 +101,9 @@ class ChatJob:
             "prompt_logprobs": scores,
             "structured_outputs": self._structured(),
         }
-        if needs_special_tokens(self.texts.reasoning_parser, self.texts.tool_parser):
+        parsers = self.texts.reasoning_parser, self.texts.tool_parser
+        special = live.rendering.tokenizer.special_texts
+        if needs_special_tokens(*parsers, special):
             chosen["skip_special_tokens"] = False
         return sampling_params(request, live.engine.default_params, self.service.settings, **chosen)
 

@@ -74,6 +74,7 @@ class MessagesRequest(SampledRequest, kw_only=True):
     stop_sequences: Texts | None = None
     stream: bool | None = None
     cache_salt: Salt | None = None
+    vllm_xargs: dict[str, Any] | None = None
     # Taken and without effect, as in other servers.
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
@@ -90,6 +91,7 @@ def as_chat(request: CountRequest) -> ChatRequest:
             raise ApiError(400, "max_tokens is missing; expected at least 1.", param="max_tokens")
         fields: dict[str, Any] = {name: getattr(request, name) for name in _COMMON}
         fields["stop"] = request.stop_sequences or None
+        _check_budget(request.thinking, request.max_tokens)
     else:
         fields = {"model": request.model}
     if not request.messages:
@@ -119,6 +121,15 @@ def as_chat(request: CountRequest) -> ChatRequest:
         add_generation_prompt=not continues,
         continue_final_message=continues,
     )
+
+
+def _check_budget(thinking: Thinking | None, max_tokens: int) -> None:
+    budget = thinking and thinking.budget_tokens
+    if budget is not None and thinking.type == "enabled" and budget >= max_tokens:  # type: ignore[union-attr]
+        raise ApiError(
+            400, f"thinking.budget_tokens={budget} must be less than max_tokens={max_tokens}.",
+            param="thinking.budget_tokens",
+        )  # fmt: skip
 
 
 def _chat_tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:

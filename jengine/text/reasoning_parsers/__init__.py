@@ -39,14 +39,13 @@ class Marks(NamedTuple):
 class ReasoningFormat(NamedTuple):
     """How a model family marks reasoning.
 
-    `special_tokens`: marks are special tokens and must be kept in the text. `end(prompt)`: text
-    that ends the reasoning of an answer, after which a grammar begins; None if the answer may have
-    no reasoning. `marks`: the delimiters, where reasoning is simply what is between them.
+    `end(prompt)`: text that ends the reasoning of an answer, after which a grammar begins; None if
+    the answer may have no reasoning. `marks`: the delimiters, where reasoning is simply what is
+    between them.
     """
 
     parse: ParseReasoning
     end: Callable[[str], str | None]
-    special_tokens: bool = True
     marks: Marks | None = None
 
 

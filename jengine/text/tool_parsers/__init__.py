@@ -29,21 +29,22 @@ ParseTools = Callable[[TextReader, Calls], Parsing[ChatPart, None]]
 class ToolFormat(NamedTuple):
     """How a model family writes tool calls.
 
-    `special_tokens`: marks are special tokens and must be kept in the text. `new_id`: makes ids in
-    the form that its chat templates accept. `with_reasoning`: the reasoning parser that this parser
-    includes.
+    `marks`: what is written around calls, where that is no special token of every tokenizer.
+    `new_id`: makes ids in the form that its chat templates accept. `with_reasoning`: the reasoning
+    parser that this parser includes.
     """
 
     parse: ParseTools
-    special_tokens: bool = True
+    marks: tuple[str, ...] = ()
     new_id: Callable[[], str] = random_call_id
     with_reasoning: str | None = None
 
 
-_HERMES = ToolFormat(parse_hermes)
+_CALL = ("<tool_call>", "</tool_call>")
+_HERMES = ToolFormat(parse_hermes, _CALL)
 _LLAMA3 = ToolFormat(parse_llama3_json)
 _PYTHONIC = ToolFormat(parse_pythonic)
-_QWEN3_CODER = ToolFormat(parse_qwen3_coder)
+_QWEN3_CODER = ToolFormat(parse_qwen3_coder, _CALL)
 
 TOOL_PARSERS = {
     "deepseek_v3": ToolFormat(parse_deepseek_v3),
