@@ -75,6 +75,7 @@ class LLM(InsideEngine):
         `mm_processor_kwargs` those of the model's processor, for prompts that name none.
         """
         refuse_others("generate", others)
+        self._front.session.input_processor.check_generates()
         prompts = with_media_options(prompts, mm_processor_kwargs)
         prompts = self._front.tokenized(prompts, tokenization_kwargs)
         with self._taps(capture, intervene) as taps:

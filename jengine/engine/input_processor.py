@@ -89,12 +89,16 @@ class InputProcessor:
         """A private, normalised copy of the user's parameters. Raises RequestError."""
         if isinstance(params, PoolingParams):
             return self._pooling_input("PoolingParams").own_params(params)
+        self.check_generates()
+        return self._own_sampling(params)
+
+    def check_generates(self) -> None:
+        """Raise RequestError if the model pools."""
         if self.pooling is not None:
             raise RequestError(
                 "LLM.generate() is only supported for generative models. Try passing "
                 "`--runner generate` to use the model as a generative model."
             )
-        return self._own_sampling(params)
 
     def _pooling_input(self, what: str) -> PoolingInput:
         if self.pooling is None:

@@ -152,6 +152,7 @@ def test_bad_input_leaves_the_engine_alone(last: LLM, decoder: tuple[Path, Qwen3
         (lambda: last.encode([[5]], **NO_BAR), "pooling_task required"),
         (lambda: last.encode([[5]], pooling_task="token_embed", **NO_BAR), "PoolerConfig"),
         (lambda: last.generate([[5]], **NO_BAR), "only supported for generative models"),
+        (lambda: last.generate([[5]], PoolingParams(), **NO_BAR), "for generative models"),
     ):
         with pytest.raises(RequestError, match=words):
             call()

@@ -90,6 +90,11 @@ def test_what_is_no_request(client: TestClient, path: str, body: bytes) -> None:
     assert response.status_code == 400
 
 
+def test_a_byte_order_mark_is_no_part_of_a_body(client: TestClient) -> None:
+    body = b'\xef\xbb\xbf{"prompt": "a", "max_tokens": 1}'
+    assert post(client, "/v1/completions", body).status_code == 200
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_only_json_is_taken_as_json(client: TestClient, path: str) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):

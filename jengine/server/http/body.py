@@ -7,6 +7,7 @@ struct, and the names of fields that it does not have. Errors name the field by 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import re
 from collections.abc import Iterable
 from functools import cache
@@ -103,6 +104,7 @@ def decoded(body: bytes, kind: type[T]) -> tuple[T, Ignored]:
     As in vLLM, numbers and booleans may be written as text ("16"), and integers as 16.0: clients
     whose language has one kind of number, or templates that quote, send them so.
     """
+    body = body.removeprefix(codecs.BOM_UTF8)  # of editors and shells of Windows
     try:
         value = msgspec.json.decode(body, type=kind, strict=False)
         given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
