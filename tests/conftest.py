@@ -23,7 +23,7 @@ import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 from jengine.assembly.settings import warm_up_settings  # noqa: E402
-from jengine.bench.xla_flags import is_flag_of_xla  # noqa: E402
+from jengine.bench.xla_flags import known_flags  # noqa: E402
 
 # Before anything imports jax.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -36,15 +36,13 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 # passes are the same; LLVM does less. CI runs the slow tests, and many of the quick ones a second
 # time, with optimized programs (.ci/run).
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# Loops are emitted by XLA's older emitter then, which takes a third less of the whole compile time.
-QUICK_EMITTER = "--xla_cpu_use_fusion_emitters"
+# Loops are emitted by XLA's older emitter then, which takes a third less of the whole compile time,
+# and a program is compiled in one piece: each of several would set LLVM up for itself.
+QUICK = {"--xla_cpu_use_fusion_emitters": "false", "--xla_cpu_parallel_codegen_split_count": "1"}
 given = os.environ.get("XLA_FLAGS", "")
-if (
-    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] != "0"
-    and QUICK_EMITTER not in given
-    and is_flag_of_xla(QUICK_EMITTER)
-):
-    os.environ["XLA_FLAGS"] = f"{given} {QUICK_EMITTER}=false".strip()
+if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] != "0":
+    quick = known_flags(f"{flag}={value}" for flag, value in QUICK.items() if flag not in given)
+    os.environ["XLA_FLAGS"] = f"{given} {quick}".strip()
 # Torch's matmuls are so small here that its threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # One compile cache for the whole run: the same tiny programs are needed by many tests.
