@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jengine.quantization.scheme import WeightShape
 from sharding.mesh import one_device_mesh
 from sharding.placement import Placement
 from tests.marks import slow
+from tests.models.tiny_models import write_tiny_native
 from tests.pallas_kernels.implementations import CPU
 from tests.quantization.compiled import Compiled
 
@@ -67,14 +69,21 @@ def test_results_are_those_of_the_rounded_weight(
 
 
 @pytest.mark.parametrize("name", ["int4_with_head", *slow("int8_with_head")])
-def test_the_demo_model_with_its_head_in_int8(name: str) -> None:
+def test_an_engine_with_its_head_in_int8(name: str, tmp_path: Path) -> None:
     """Its head is its table of embeddings."""
-    settings: Any = {"max_num_seqs": 1, "max_model_len": 64, "enforce_eager": True}
+    model = write_tiny_native(
+        tmp_path, "qwen3", dtype="bfloat16", hidden_size=64, num_hidden_layers=1,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    settings: Any = {
+        "max_num_seqs": 1, "max_model_len": 64, "enforce_eager": True, "skip_tokenizer_init": True,
+        "compilation_config": {"variants": ["scored"]},
+    }  # fmt: skip
     prompt = {"prompt_token_ids": list(range(5, 25))}
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
     found, sizes = {}, {}
     for quantization in (name.removesuffix("_with_head"), name):
-        with LLM("demo", quantization=quantization, **settings) as llm:
+        with LLM(model, quantization=quantization, **settings) as llm:
             scores = llm.generate([prompt], params, use_tqdm=False)[0].prompt_logprobs
             found[quantization] = [
                 one[token].logprob

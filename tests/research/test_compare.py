@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from jengine import LLM
+from jengine.cli import compare as compare_command
 from jengine.cli.main import main
 from jengine.cli.terminal import Terminal
 from jengine.errors import ConfigError
@@ -59,13 +60,6 @@ def good(pair: Pair) -> Comparison:
     return compare_folder(pair.model, Options(against=pair.bundle, command="jengine compare x"))
 
 
-@pytest.fixture(scope="module")
-def quick(pair: Pair) -> Comparison:
-    """Without the engines that compute the same in other ways."""
-    options = Options(against=pair.bundle, command="jengine compare x", sweeps=False)
-    return compare_folder(pair.model, options)
-
-
 @dataclass(frozen=True)
 class Said:
     status: int
@@ -81,6 +75,35 @@ def command(*words: object) -> Said:
     except SystemExit as leaving:
         status = int(str(leaving.code))
     return Said(status, terminal.stdout.getvalue(), terminal.stderr.getvalue())  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Quick:
+    """A comparison by the command, without the engines that compute the same in other ways."""
+
+    said: Said
+    report: str
+    found: Comparison
+
+
+@pytest.fixture(scope="module")
+def by_command(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Quick:
+    report, found = tmp_path_factory.mktemp("report") / "report.html", []
+    compare = compare_command.compare
+
+    def kept(*given: Any) -> Comparison:
+        found.append(compare(*given))
+        return found[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare_command, "compare", kept)
+        said = command(pair.model, "--against", pair.bundle, "--no-sweeps", "--report", report)
+    return Quick(said, report.read_text(), found[0])
+
+
+@pytest.fixture(scope="module")
+def quick(by_command: Quick) -> Comparison:
+    return by_command.found
 
 
 # --- right and wrong ---------------------------------------------------------------------------
@@ -276,9 +299,8 @@ def test_files_that_cannot_be_written(quick: Comparison, tmp_path: Path) -> None
         quick.save_json(tmp_path / "nowhere" / "compare.json")
 
 
-def test_the_command_on_a_good_model(pair: Pair, tmp_path: Path) -> None:
-    report = tmp_path / "report.html"
-    said = command(pair.model, "--against", pair.bundle, "--no-sweeps", "--report", report)
+def test_the_command_on_a_good_model(by_command: Quick) -> None:
+    said = by_command.said
     assert said.status == 0
     lines = said.out.splitlines()
     assert lines[0].startswith("Within noise:")
@@ -286,7 +308,7 @@ def test_the_command_on_a_good_model(pair: Pair, tmp_path: Path) -> None:
     layers = [f"layers.{n}.{point}" for n in range(3) for point in ("attention", "mlp", "output")]
     assert shown == ["embed", *layers, "norm", "logits"]
     assert "2 of 2 prompts follow the truth for 4 tokens" in said.out
-    assert "jengine compare" in report.read_text()
+    assert "jengine compare" in by_command.report
 
 
 # --- bad input ---------------------------------------------------------------------------------

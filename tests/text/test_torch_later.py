@@ -34,6 +34,7 @@ assert model(torch.tensor([[5, 6]])).logits.shape[:2] == (1, 2)
 """
 
 
+@pytest.mark.slow
 def test_torch_is_imported_when_it_is_used() -> None:
     pytest.importorskip("torch")
     subprocess.run([sys.executable, "-c", USES_TORCH_LATER], check=True)
