@@ -47,10 +47,10 @@ def layers_of(config: ModelConfig) -> str:
         "attention": not config.has_recurrent and isinstance(mixers[0], AttentionConfig),
         "latent attention": isinstance(mixers[0], LatentConfig),
         "experts": config.has_experts,
-        "inputs of each layer": config.layer_inputs is not None,
-        "both ways": config.sees_ahead,
+        "per-layer inputs": config.layer_inputs is not None,
+        "bidirectional": config.sees_ahead,
         "images": config.vision is not None,
         "audio": config.speech is not None,
-        "an encoder of text": config.source_encoder is not None,
+        "text encoder": config.source_encoder is not None,
     }
     return ", ".join(kind for kind, is_there in kinds.items() if is_there)
