@@ -174,17 +174,15 @@ def encoders_of(
 
 
 def runner_for(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) -> EmptyRunner:
-    """A runner with the inputs that come beside its plans: a pipeline runner for a model in stages,
-    else one with the host's logits processors, if there are any."""
-    companions = companions_of(loaded, config, model)
-    if loaded.placement.num_stages > 1:
-        return PipelineRunner(loaded, companions)
+    """A runner with the inputs that come beside its plans, and the host's logits processors, if
+    there are any."""
     processed = None
     if config.host_processors:
         shapes = config.shapes
         limits = ProcessorConfig(loaded.vocab_size, shapes.max_rows, shapes.max_model_len)
         processed = HostSampling(loaded, HostProcessors(config.host_processors, limits))
-    return Runner(loaded, companions, processed)
+    kind = PipelineRunner if loaded.placement.num_stages > 1 else Runner
+    return kind(loaded, companions_of(loaded, config, model), processed)
 
 
 def companions_of(

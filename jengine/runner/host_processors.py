@@ -39,9 +39,8 @@ class HostProcessors:
         self._batch.take(self._sampled, tokens.tolist())
         self._sampled = []
 
-    def apply(self, plan: Plan, logits: np.ndarray, temperature: np.ndarray) -> np.ndarray:
-        """Apply processors to a plan's logits, f32 [sampled rows, vocabulary]. `temperature` is
-        indexed by engine row."""
+    def apply(self, plan: Plan, logits: np.ndarray) -> np.ndarray:
+        """Apply processors to a plan's logits, f32 [sampled rows, vocabulary]."""
         update = self._batch.update(plan)
         sampled = plan.entries.rows[plan.entries.wants_tokens].tolist()
         self._sampled = [self._batch.rows[row] for row in sampled]
@@ -53,7 +52,7 @@ class HostProcessors:
         for one in self._first:
             batch = applied(one, batch)
         heat = np.zeros(len(batch), np.float32)
-        heat[places] = temperature[sampled]
+        heat[places] = [row.sampling.temperature for row in self._sampled]
         if self._second and (heat > 0).any():
             batch = self._drawn(batch, heat[:, None])
         return batch[places]

@@ -3,7 +3,7 @@
 The output head and the sampler are separate programs then. The host waits for the logits, changes
 them and queues the sampler, so a step costs two transfers of the logits, and no host work overlaps
 with the model. By then all earlier tokens are on the host, so processors see every one, without any
-support in the scheduler.
+support in the scheduler. In a pipeline they follow the plans that leave, in that order.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ class HostSampling:
         packed: PackedStep,
         parts: dict[Part, Found],
         forwarded: Forwarded,
-        temperature: np.ndarray,
     ) -> StepOutput:
-        """Wait for the logits, process them, queue the sampler. `temperature` is by engine row."""
+        """Wait for the logits, process them, queue the sampler."""
         own = self._loaded.run(parts[Part.LOGITS], forwarded.slots)
         # The logits follow from the tokens of the step before, so these are there as well.
         logits = np.array(own)
@@ -45,7 +44,7 @@ class HostSampling:
             before, output = self._last
             self._processors.read(np.asarray(output.tokens)[before.slots])
         slots = packed.slots
-        logits[slots] = self._processors.apply(plan, logits[slots], temperature)
+        logits[slots] = self._processors.apply(plan, logits[slots])
         chosen = self._loaded.run(parts[Part.CHOOSE], ChosenInput(forwarded.slots, own, logits))
         self._last = packed, chosen
         return chosen

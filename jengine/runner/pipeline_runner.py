@@ -20,7 +20,15 @@ from jengine.runner.plans.rows import Rows
 from jengine.runner.plans.step_results import PendingStep
 from jengine.runner.profiler import PROFILER
 from jengine.runner.programs.programs import Found
-from jengine.runner.runner import Companion, given_with, needed_with, score_nothing, with_prompts
+from jengine.runner.runner import (
+    Companion,
+    Processed,
+    given_with,
+    needed_with,
+    sampled,
+    score_nothing,
+    with_prompts,
+)
 from jengine.runner.step.beside import StepGiven
 from jengine.runner.step.pipeline_step import PACKED_AXES
 from jengine.runner.variants.buckets import Bucket
@@ -67,12 +75,18 @@ class PipelineRunner:
 
     A plan is packed when it is submitted, since its rows may serve other requests when it leaves.
     `companions` supply inputs beside the plan that enters; what later stages need of them travels
-    with its activations.
+    with its activations. `processed` runs logits processors on the host for the plan that leaves.
     """
 
-    def __init__(self, loaded: LoadedModel, companions: Sequence[Companion] = ()) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        companions: Sequence[Companion] = (),
+        processed: Processed | None = None,
+    ) -> None:
         self.loaded = loaded
         self._companions = companions
+        self._processed = processed
         self._rows = Rows(loaded.shapes)
         # The plans that the second and later stages run next.
         self._held: tuple[PipelinedStep | None, ...] = (None,) * (loaded.placement.num_stages - 1)
@@ -98,7 +112,8 @@ class PipelineRunner:
             return
         nothing, forward = [None] * loaded.placement.num_stages, chain.parts[Part.FORWARD]
         forwarded = loaded.run(forward, self._input(NO_PLAN, nothing, chain.bucket, forward))
-        loaded.run(chain.parts[Part.SAMPLE], forwarded.slots)
+        packed = pack(NO_PLAN, self._rows, chain.bucket, loaded.shapes)
+        sampled(loaded, self._processed, NO_PLAN, packed, chain.parts, forwarded)
         score_nothing(loaded, chain.parts)
 
     def drain(self) -> None:
@@ -133,9 +148,10 @@ class PipelineRunner:
             plan, forward = NO_PLAN if entering is None else entering.plan, parts[Part.FORWARD]
             forwarded = loaded.run(forward, self._input(plan, packed, bucket, forward))
             if leaving is not None and packed[-1] is not None:
-                output = forwarded.completing(loaded.run(parts[Part.SAMPLE], forwarded.slots))
-                output = with_prompts(loaded, packed[-1], parts, output)
-                leaving.step = PendingStep(leaving.plan, packed[-1], output)
+                last = packed[-1]
+                output = sampled(loaded, self._processed, leaving.plan, last, parts, forwarded)
+                output = with_prompts(loaded, last, parts, forwarded.completing(output))
+                leaving.step = PendingStep(leaving.plan, last, output)
         for part, found in parts.items():
             if part is Part.FORWARD or leaving is not None:
                 found.entry.count(

@@ -81,6 +81,10 @@ class Companion(Protocol):
         ...
 
 
+# Samples a plan from logits that the host has changed.
+Processed = Callable[[Plan, PackedStep, dict[Part, Found], Forwarded], StepOutput]
+
+
 class Runner:
     """Runs each plan as one step on one replica's devices.
 
@@ -92,7 +96,7 @@ class Runner:
         self,
         loaded: LoadedModel,
         companions: Sequence[Companion] = (),
-        processed: Callable[..., StepOutput] | None = None,
+        processed: Processed | None = None,
     ) -> None:
         self.loaded = loaded
         self._companions = companions
@@ -137,7 +141,7 @@ class Runner:
         if Part.STEP in parts:
             forwarded, output = ran
         else:
-            forwarded, output = ran, self._sampled(plan, packed, parts, ran)
+            forwarded, output = ran, sampled(self.loaded, self._processed, plan, packed, parts, ran)
         if forwarded is None:  # of several steps
             return output
         output = forwarded.completing(output)
@@ -145,15 +149,6 @@ class Runner:
             given = DraftStageInput(forwarded.ran, forwarded.slots, output.tokens)
             output = output._replace(next_drafts=self.loaded.run(parts[Part.DRAFT], given))
         return with_prompts(self.loaded, packed, parts, output)
-
-    def _sampled(
-        self, plan: Plan, packed: PackedStep, parts: dict[Part, Found], forwarded: Forwarded
-    ) -> StepOutput:
-        """Queue the sampling or pooling program."""
-        if self._processed is not None:
-            temperature = self._rows.settings["temperature"]
-            return self._processed(plan, packed, parts, forwarded, temperature)
-        return self.loaded.run(parts.get(Part.SAMPLE) or parts[Part.POOL], forwarded.slots)
 
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
         self.loaded.update_parameters(values)
@@ -175,6 +170,16 @@ def given_with(
     embeds = found.entry.features.embeds
     beside = [one.beside(plan, packed) for one in companions if embeds or one.in_every_step]
     return StepGiven(packed.buffer, tuple(beside))
+
+
+def sampled(
+    loaded: LoadedModel, processed: Processed | None, plan: Plan, packed: PackedStep,
+    parts: dict[Part, Found], forwarded: Forwarded,
+) -> StepOutput:  # fmt: skip
+    """Queue the sampling or pooling program of a forward."""
+    if processed is not None:
+        return processed(plan, packed, parts, forwarded)
+    return loaded.run(parts.get(Part.SAMPLE) or parts[Part.POOL], forwarded.slots)
 
 
 def score_nothing(loaded: LoadedModel, parts: dict[Part, Found]) -> None:

@@ -57,7 +57,7 @@ def runner_config(
     refuse_several_steps(schedule, stages)
     refuse_beside_images(asked, config, schedule, stages)
     refuse_drafts(schedule, stages, drafter_specs)
-    splitting = splitting_processors(asked, schedule, stages)
+    splitting = splitting_processors(asked, schedule)
     shapes = step_shapes(asked, config, schedule, stages, drafter_specs)
     adapters = adapter_config(asked, config)
     programs = step_programs(
@@ -146,13 +146,12 @@ def embeds_width(asked: Groups, config: ModelConfig) -> int:
 
 
 def splitting_processors(
-    asked: Groups, schedule: ScheduleConfig, stages: int
+    asked: Groups, schedule: ScheduleConfig
 ) -> tuple[type[LogitsProcessor], ...]:
     """The processors that run on the host, between two halves of each step."""
     found = host_processors(asked.steps.logits_processors)
     others = {
         "joint_replicas": asked.parallel.joint_replicas,
-        f"pipeline_parallel_size={stages}": stages > 1,
         "speculative_config": schedule.speculative is not None,
         f"num_scheduler_steps={schedule.num_scheduler_steps}": schedule.num_scheduler_steps > 1,
     }

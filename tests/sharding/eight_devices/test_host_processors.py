@@ -9,26 +9,40 @@ import pytest
 
 import jengine
 from jengine import SamplingParams
-from jengine.errors import UnsupportedFeature
 from tests.api.engines import random_prompts, tiny_engine
 from tests.api.processor_functions import CountUp, OneToken
+from tests.marks import slow
 
 PROMPTS = random_prompts(3, 9, 20, 31)
 
 
 def answers(llm: jengine.LLM) -> list[list[int]]:
-    usual = {"max_tokens": 8, "ignore_eos": True}
+    """Of more requests than rows, which come and go at different times."""
     asked = [
-        SamplingParams(temperature=0, **usual),
-        SamplingParams(extra_args={"target_token": 11}, **usual),
-        SamplingParams(extra_args={"counts": True}, **usual),
-        SamplingParams(temperature=0, repetition_penalty=1.3, **usual),
+        SamplingParams(max_tokens=8 + turn, ignore_eos=True, **own)
+        for turn in range(4)
+        for own in (
+            {"temperature": 0},
+            {"extra_args": {"target_token": 11}},
+            {"extra_args": {"counts": True}},
+            {"temperature": 0, "repetition_penalty": 1.3},
+        )
     ]
-    return [one.outputs[0].token_ids for one in llm.generate(PROMPTS, asked)]
+    return [one.outputs[0].token_ids for one in llm.generate(PROMPTS * 4, asked)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("split", [{"tensor_parallel_size": 2}, {"data_parallel_size": 2}])
+@pytest.mark.parametrize(
+    "split",
+    [
+        {"pipeline_parallel_size": 2},
+        *slow(
+            {"tensor_parallel_size": 2},
+            {"data_parallel_size": 2},
+            {"pipeline_parallel_size": 2, "tensor_parallel_size": 2},
+        ),
+    ],
+    ids=str,
+)
 def test_the_same_answers_on_several_devices(folder: Path, split: dict[str, Any]) -> None:
     classes = [OneToken, CountUp]
     with tiny_engine(folder, logits_processors=classes) as llm:
@@ -37,9 +51,3 @@ def test_the_same_answers_on_several_devices(folder: Path, split: dict[str, Any]
         assert answers(llm) == expected
     assert expected[1] == [11] * 8
     assert expected[2] == list(range(PROMPTS[2][-1] + 1, PROMPTS[2][-1] + 9))
-
-
-@pytest.mark.slow
-def test_stages_have_no_place_for_them(folder: Path) -> None:
-    with pytest.raises(UnsupportedFeature, match=r"OneToken.*pipeline_parallel_size=2"):
-        tiny_engine(folder, logits_processors=[OneToken], pipeline_parallel_size=2)
