@@ -10,18 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 import jengine
 from jengine import SamplingParams
 from jengine.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig
 from jengine.layers.norm import RowNorm
-from jengine.models.decoder import Decoder
 from jengine.models.stages import stage_layout
 from jengine.quantization.cpu import IN_PLACE, PACKED, CpuWeights
 from jengine.quantization.scheme import Around, WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED
 from jengine.runner.step.leaves import LeafOrder
+from jengine.weights.dummy import dummy_model
 from jengine.weights.live import named_arrays
 from jengine.weights.stage_places import StagePlaces
 from pallas_kernels.choice import cpu_problem
@@ -124,7 +123,7 @@ def test_rows_of_a_table_are_found(scheme: CpuWeights) -> None:
 
 
 def test_the_leaves_of_a_step_are_packed_and_come_back_as_they_were() -> None:
-    model = Decoder(CONFIG, rngs=nnx.Rngs(0))
+    model = dummy_model(CONFIG)
     places = StagePlaces(Placement(one_device_mesh()), stage_layout(CONFIG, 1))
     order = LeafOrder(model, places, "cpu")
     declared: dict[str, Any] = named_arrays(model)

@@ -7,10 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from jengine.layers.norm import RowNorm
-from jengine.models.decoder import Decoder
 from jengine.models.registry import model_config
 from jengine.models.stages import stage_layout
 from jengine.quantization.backends import matmul_backend, step_scheme
@@ -18,6 +16,8 @@ from jengine.quantization.gpu import GpuWeights
 from jengine.quantization.scheme import Around, WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED
 from jengine.runner.step.leaves import LeafOrder
+from jengine.weights.abstract import abstract_model
+from jengine.weights.dummy import dummy_model
 from jengine.weights.live import named_arrays
 from jengine.weights.stage_places import StagePlaces
 from sharding.mesh import one_device_mesh
@@ -44,7 +44,7 @@ def test_experts_equal_those_of_xla(case: Case, backend: str) -> None:
 @pytest.mark.slow
 def test_every_matmul_of_a_step_has_the_scheme_and_the_declared_arrays() -> None:
     config = model_config({**tiny_settings("mixtral"), "architectures": [FAMILIES["mixtral"]]})
-    model = Decoder(config, rngs=nnx.Rngs(0))
+    model = dummy_model(config)
     order = LeafOrder(model, StagePlaces(ALONE, stage_layout(config, 1)), "triton")
     declared: dict[str, Any] = named_arrays(model)
     leaves = order.leaves(declared.items())
@@ -95,7 +95,7 @@ def test_deterministic_engines_exchange_exact_sums() -> None:
 
 def test_what_feeds_attention_and_matmuls_is_inner() -> None:
     config = model_config({**tiny_settings("llama"), "architectures": [FAMILIES["llama"]]})
-    layer = Decoder(config, rngs=nnx.Rngs(0)).layers[0]
+    layer = abstract_model(config).layers[0]
     inner = {
         name: module.shape.inner
         for name, module in (

@@ -11,12 +11,12 @@ import pytest
 from flax import nnx
 
 from jengine.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig
-from jengine.models.decoder import Decoder
 from jengine.models.linear import Factory, Linear
 from jengine.models.stages import stage_layout
 from jengine.quantization.scheme import WeightShape
 from jengine.quantization.unquantized import UNQUANTIZED
 from jengine.runner.step.leaves import LeafOrder
+from jengine.weights.dummy import dummy_model
 from jengine.weights.live import named_arrays
 from jengine.weights.stage_places import StagePlaces
 from sharding.mesh import one_device_mesh
@@ -67,7 +67,7 @@ def test_norm_bias_and_residual_are_composed() -> None:
 
 
 def test_the_step_takes_the_declared_arrays_themselves() -> None:
-    model = Decoder(CONFIG, rngs=nnx.Rngs(0))
+    model = dummy_model(CONFIG)
     order = LeafOrder(model, StagePlaces(Placement(one_device_mesh()), stage_layout(CONFIG, 1)))
     declared: dict[str, Any] = named_arrays(model)
     leaves = order.leaves(declared.items())
