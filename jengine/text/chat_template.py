@@ -311,7 +311,7 @@ def _arguments_of(function: Mapping[str, Any]) -> dict[str, Any]:
             value = None
     if isinstance(value, Mapping):
         return dict(value)
-    logger.warning(
+    logger.debug(  # a conversation brings them again with each request
         "The arguments of an earlier call of %.80r are no JSON object; the template gets {}.",
         function.get("name"),
     )
