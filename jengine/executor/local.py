@@ -58,16 +58,16 @@ class LocalExecutor:
     def update_weights(self, values: Mapping[str, Any]) -> None:
         self.runner.update_parameters(values)
 
-    @engine_context()
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
         """Run the call in this process. An error is encoded in the answer, as workers do."""
         run, loaded = CALLS[method].run, self.runner.loaded
-        try:
-            given = decoded_arguments(method, arguments)
-            value = run(loaded, given) if run else RUN[method](loaded, *astuple(given))
-        except Exception as error:  # noqa: BLE001 - the caller raises it
-            return [encoded_problem(error)]
-        return [encoded_answer(value)]
+        with engine_context():
+            try:
+                given = decoded_arguments(method, arguments)
+                value = run(loaded, given) if run else RUN[method](loaded, *astuple(given))
+            except Exception as error:  # noqa: BLE001 - the caller raises it
+                return [encoded_problem(error)]
+            return [encoded_answer(value)]
 
     def health(self) -> list[WorkerHealth]:
         return [WorkerHealth(0, this_process(), self.step, 0.0)]
