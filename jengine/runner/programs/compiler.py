@@ -32,8 +32,7 @@ from jengine.runner.step.part_functions import (
     fields_of,
     on_fields,
     outputs_of_head,
-    owned_fields,
-    read_fields,
+    state_fields,
 )
 from jengine.runner.step.pipeline_step import PACKED_AXES
 from jengine.runner.step.program import AdapterProgram, DrafterProgram, Program, Stages
@@ -132,7 +131,7 @@ class StepCompiler:
 
     def trace(self, size: Bucket | Slots, features: Features) -> Any:
         """Trace one program."""
-        owned, read = fields_of(self.state, owned_fields(features), read_fields(features))
+        owned, read = fields_of(self.state, *state_fields(features))
         program = self._program(size, features)
         body = on_fields(program, body_of(program))
         behind = self.adapter_leaves(features), self.tap_shapes(features)

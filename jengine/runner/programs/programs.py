@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from jengine.errors import UnexpectedCompile
 from jengine.runner.programs.compiler import Compiled, StepCompiler
 from jengine.runner.programs.ledger import CompileLedger, LedgerEntry
 from jengine.runner.step.leaves import Leaves
-from jengine.runner.step.part_functions import fields_of, owned_fields, read_fields, with_fields
+from jengine.runner.step.part_functions import called
 from jengine.runner.step.state import StepState
 from jengine.runner.variants.buckets import NO_TOKENS, Bucket, Slots
 from jengine.runner.variants.features import Features
@@ -41,11 +42,8 @@ class Found(NamedTuple):
 
     def queue(self, leaves: Leaves, state: StepState, given: Any) -> tuple[StepState, Any]:
         """Dispatch the program. Returns the new state and the results."""
-        features = self.entry.features
         self.entry.executions += 1
-        owned, read = owned_fields(features), read_fields(features)
-        fields, results = self.program(leaves, *fields_of(state, owned, read), given)
-        return with_fields(owned, fields, state), results
+        return called(self.program, self.entry.features, leaves, state, given)
 
 
 class Chain(NamedTuple):
@@ -157,7 +155,7 @@ class Programs:
             wanted = self._smallest_of(ready, *asked) or wanted
         return wanted[0]
 
-    @property
+    @cached_property
     def _slot_parts(self) -> tuple[Part, ...]:
         return slot_parts(self.compiler.shapes.pooling, splits=self.compiler.splits)
 

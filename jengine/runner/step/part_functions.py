@@ -59,33 +59,24 @@ def outputs_of_head(model: Any, rows: Array, *, staged: bool) -> Any:
     return model.pooler(rows), model.pooler.of_tokens(rows)
 
 
-def owned_fields(features: Features) -> tuple[str, ...]:
-    """State fields that a part replaces."""
+def state_fields(features: Features) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """State fields that a part replaces, and those that it only reads."""
     match features.part:
         case Part.STEP:
-            return StepState._fields
-        case Part.DRAFT:
-            return "caches", "next_drafts"
+            return StepState._fields, ()
         case Part.FORWARD:
-            return "caches", "tables", "held", "prompts", "sums"
+            owned = "caches", "tables", "held", "prompts", "sums"
+            return owned, ("last_token", "lengths", "offsets", "next_drafts")
+        case Part.DRAFT:
+            return ("caches", "next_drafts"), ("last_token", "lengths", "tables")
         case Part.SAMPLE | Part.CHOOSE:
             adjusted = ("rows",) if features.sampling.adjust else ()
-            return "last_token", "lengths", *adjusted
-    return ()
-
-
-def read_fields(features: Features) -> tuple[str, ...]:
-    """State fields that a part only reads."""
-    match features.part:
-        case Part.FORWARD:
-            return "last_token", "lengths", "offsets", "next_drafts"
-        case Part.DRAFT:
-            return "last_token", "lengths", "tables"
+            return ("last_token", "lengths", *adjusted), ()
         case Part.SCORE | Part.POOL_TOKENS:
-            return ("prompts",)
+            return (), ("prompts",)
         case Part.POOL:
-            return ("sums",)
-    return ()
+            return (), ("sums",)
+    return (), ()
 
 
 def fields_of(state: StepState, *names: tuple[str, ...]) -> tuple[tuple[Any, ...], ...]:
@@ -101,7 +92,7 @@ def with_fields(names: tuple[str, ...], values: tuple[Any, ...], state: StepStat
 def on_fields(program: Program, body: Callable[..., tuple[StepState, Any]]) -> Callable[..., Any]:
     """A part as a function (leaves, owned fields, read fields, given) -> (owned fields,
     results)."""
-    owned, read = owned_fields(program.features), read_fields(program.features)
+    owned, read = state_fields(program.features)
     nothing: Any = StepState(*[cast(Any, None)] * len(StepState._fields))
 
     def run(leaves: Leaves, own: tuple[Any, ...], seen: tuple[Any, ...], given: Any) -> Any:
@@ -111,3 +102,12 @@ def on_fields(program: Program, body: Callable[..., tuple[StepState, Any]]) -> C
 
     run.__name__ = program.features.part.value  # the program's name in profiles
     return run
+
+
+def called(
+    part: Callable[..., Any], features: Features, leaves: Leaves, state: StepState, given: Any
+) -> tuple[StepState, Any]:
+    """Call a compiled part of `on_fields` on the state. Returns the new state and the results."""
+    owned, read = state_fields(features)
+    fields, results = part(leaves, *fields_of(state, owned, read), given)
+    return with_fields(owned, fields, state), results
