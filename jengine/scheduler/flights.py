@@ -29,14 +29,10 @@ class Flights:
     def __len__(self) -> int:
         return len(self._flights)
 
-    def number(self) -> int:
-        """Allocate the next step's number."""
-        self.next_step += 1
-        return self.next_step - 1
-
     def begin(self, flight: Flight) -> None:
         """Register a plan that is about to be submitted."""
         self._flights.append(flight)
+        self.next_step = flight.plan.step + 1
 
     def end(self, plan: Plan) -> Flight | None:
         """Take out the flight of a plan whose output has arrived. None if it was forgotten."""

@@ -172,7 +172,7 @@ class Scheduler:
         if idle and builder.transfers is None:
             return None
         released = [] if idle else self._requests.take_released()
-        plan, requests = builder.seal(self._flights.number(), released)
+        plan, requests = builder.seal(self._flights.next_step, released)
         self._flights.begin(Flight(plan, requests, self.cache.weights_version))
         return plan
 
@@ -291,4 +291,6 @@ class Scheduler:
 
     def empty_plan(self) -> Plan:
         """A plan without entries, to probe that steps run. Must not be committed."""
-        return Plan(self._flights.number(), NO_ENTRIES, 0)
+        plan = Plan(self._flights.next_step, NO_ENTRIES, 0)
+        self._flights.next_step += 1
+        return plan
