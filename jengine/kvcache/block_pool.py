@@ -15,7 +15,7 @@ blocks behind one that begins a run are handed to others last.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from jengine.errors import ConfigError
 from jengine.kvcache.block_outbox import BlockOutbox
@@ -97,10 +97,10 @@ class BlockPool:
             self.residency.allocated(blocks)
         return blocks
 
-    def touch(self, blocks: Iterable[int]) -> None:
+    def touch(self, blocks: Sequence[int]) -> None:
         """Increment the reference counts of blocks found by content."""
         if self.residency is not None:
-            self.residency.used(blocks := list(blocks))
+            self.residency.used(blocks)
         for block in blocks:
             if self._owners[block] == 0:
                 self._leave_ring(block)

@@ -87,7 +87,7 @@ class Contents:
     ) -> list[bytes]:
         """Hashes of the full blocks of `tokens`, chained to the last of `hashes`."""
         size, first = self._block_size, len(hashes)
-        keys = (extra_keys(wire, first + index, size) for index in range(len(tokens) // size))
+        keys = [extra_keys(wire, first + index, size) for index in range(len(tokens) // size)]
         return block_hashes(hashes[-1] if hashes else self._root, tokens, size, keys)
 
     def of_partial_block(self, request: Request, num_tokens: int) -> bytes:

@@ -7,7 +7,7 @@ It is a security boundary: every string is length-prefixed, so no two inputs sha
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from os import urandom
 
@@ -33,7 +33,7 @@ def block_hash(parent: bytes, token_ids: Sequence[int], extra: Sequence[ExtraKey
 
 
 def block_hashes(
-    parent: bytes, token_ids: Sequence[int], size: int, extra: Iterable[Sequence[ExtraKey]]
+    parent: bytes, token_ids: Sequence[int], size: int, extra: Sequence[Sequence[ExtraKey]]
 ) -> list[bytes]:
     """Hashes of full blocks of this size, each with its extra keys, that follow `parent`."""
     tokens, length, found = array("q", token_ids).tobytes(), _number(size), []

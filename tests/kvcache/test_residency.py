@@ -25,7 +25,7 @@ def test_a_stay_from_allocation_to_eviction() -> None:
     pool.publish(block, b"content")
     for at in (2, 5, 9, 10, 11, 15):
         clock.now = 100.0 + at
-        pool.touch(iter([block]))
+        pool.touch([block])
     assert pool.owners(block) == 7
     pool.free([block] * 7)
     clock.now = 120.0

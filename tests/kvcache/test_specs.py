@@ -7,7 +7,7 @@ import pytest
 from jengine.config import CacheSpec
 from jengine.errors import ConfigError
 from jengine.kvcache.kinds import blocks_needed
-from jengine.kvcache.specs import rules_for
+from jengine.kvcache.paged_group import rules_for
 
 
 def rules(kind, window=None, block_size=4):
