@@ -233,18 +233,13 @@ class Decoder(LanguageModel):
         return self.live_logits(hidden, None)
 
     def live_logits(
-        self, hidden: Float[Array, "*tokens hidden"], live: Int[Array, "*tokens"] | None
-    ) -> Float32[Array, "*tokens vocab"]:
-        """`logits`, where rows with `live` -1 may be skipped."""
-        return self.adapted_logits(hidden, live, None)
-
-    def adapted_logits(
         self,
         hidden: Float[Array, "*tokens hidden"],
         live: Int[Array, "*tokens"] | None,
-        added: Float32[Array, "*tokens vocab"] | None,
+        added: Float32[Array, "*tokens vocab"] | None = None,
     ) -> Float32[Array, "*tokens vocab"]:
-        """`live_logits` plus what adapters add to the output head's matmul."""
+        """`logits`, where rows with `live` -1 may be skipped. `added`: what adapters add to the
+        output head's matmul."""
         with jax.named_scope("head"):
             head = self.embed.as_head if self.config.tie_embeddings else self.head
             if self.config.head_transform is not None:

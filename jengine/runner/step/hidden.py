@@ -27,7 +27,7 @@ def logits_of(
     """Logits of hidden states, f32 [rows, vocab], with adapters of these slots. Rows with `live` -1
     may be skipped."""
     if adapters is not None and slots is not None:
-        return model.adapted_logits(rows, live, adapters.added(rows, slots))
+        return model.live_logits(rows, live, adapters.added(rows, slots))
     if live is None or not isinstance(model, LanguageModel):
         return model.logits(rows)
     return model.live_logits(rows, live)
