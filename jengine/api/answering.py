@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
+from functools import partial
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -113,7 +114,7 @@ class Answering:
             prompts, sampling_params, priority, lora_request, taps, streaming=streaming
         )
         with bar(use_tqdm, len(asked), "Rendering prompts") as progress:
-            self.batches.submit(batch, asked, lambda: progress.update(1))
+            self.batches.submit(batch, asked, partial(progress.update, 1))
 
     def complete(self, batch: RequestBatch, use_tqdm: Progress) -> list[RequestOutput]:
         """Run the engine until the batch is answered."""

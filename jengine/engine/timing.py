@@ -48,7 +48,7 @@ class CompletionTiming:
             self.engine.first_token.observe(at - self.arrival)
             self.first = at
         else:
-            self.engine.next_tokens(at - self.last, count)
+            self.engine.inter_token.observe((at - self.last) / count, count)
         self.last = at
 
     def intervals(self) -> RequestTimes | None:

@@ -43,10 +43,6 @@ class EngineHistograms:
         self.first_token = self.histograms["time_to_first_token_seconds"]
         self.inter_token = self.histograms["inter_token_latency_seconds"]
 
-    def next_tokens(self, seconds: float, count: int) -> None:
-        """Record `count` tokens that arrived together, `seconds` after the previous ones."""
-        self.inter_token.observe(seconds / count, count)
-
     def end_completion(self, ended: EndedCompletion) -> None:
         self.ended[ended.reason if ended.reason in self.ended else "error"] += 1
         self._observe("e2e_request_latency_seconds", ended.seconds)
