@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jengine.engine.answer import Answer, AppliedDelta
-from jengine.engine.completion import Completion
+from jengine.engine.answer import Answer, AppliedDelta, Completion
 from jengine.engine.timing import Arrival, CompletionTiming
 from jengine.logprobs import NoTexts
 from jengine.metrics.front_stats import EndedCompletion, FrontStats
