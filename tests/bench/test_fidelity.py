@@ -78,7 +78,6 @@ OWN_UNVARIED: dict[str, set[str]] = {
     "deepseek_v2": {"mlp_bias", "rope_interleave", "norm_topk_prob"},  # true is refused
     "deepseek_v3": {"topk_method"},
     "qwen2_moe": {"use_sliding_window"}, "smollm3": {"use_sliding_window"},
-    "llama4": {"attention_chunk_size"},
     "cohere2": {"use_qk_norm"},
     "mpt": {"logit_scale"},
     "minicpm3": {"mlp_bias"},

@@ -125,7 +125,7 @@ OWN: Mapping[str, Own] = {
     ),
     "gpt_oss": Own(SILU, marks={**SLIDING_PATTERN, KINDS: ("default", "yarn")}),
     "llama4": Own(
-        {"attention_chunk_size": (512,)},
+        {"attention_chunk_size": (16, 32, 512)},
         variations=(
             Variation(("no_rope_layers", "no_rope_layer_interval"), draw_no_rope),
             Variation(("interleave_moe_layer_step",), draw_moe_layers),
