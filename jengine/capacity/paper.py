@@ -95,9 +95,9 @@ def paper_plan(
 ) -> Paper:
     """Calculate for a folder or a published shape.
 
-    `work` is the requests of a replica and the tokens of each. Without a number of tokens: the
-    usual one, or what the model takes if that is less. `shared` leading tokens are the same in all.
-    `balancedness` is the mean load of devices that share the experts over that of the busiest.
+    `work`: requests per replica, and tokens of each; None: a default, at most the model's context.
+    `shared`: leading tokens that all requests share. `balancedness`: mean over maximum load of the
+    devices that share the experts.
     """
     batch, given = work
     context = USUAL_CONTEXT if given is None else given

@@ -12,8 +12,7 @@ from itertools import islice
 
 STORED, REMOVED = b"+", b"-"
 HASH_BYTES = 32
-# Most changes kept until a router reads them; older ones are dropped, which makes routing worse and
-# breaks nothing.
+# Maximum unread changes; older ones are dropped, which only makes routing worse.
 MOST = 1_000_000
 
 

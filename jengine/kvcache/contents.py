@@ -14,10 +14,10 @@ from jengine.kvcache.hashing import block_hash, block_hashes, extra_keys, root_h
 from jengine.request import ReadPrompt, Request, WireRequest
 
 HASH_BYTES = 32
-# Blocks of a prompt that are hashed at once: in a fraction of a millisecond, so that a thread which
-# runs steps does not wait for longer.
+# Blocks hashed between pauses: a fraction of a millisecond, so that the step thread never waits
+# longer for the GIL.
 AT_ONCE = 256
-# Seconds for which a thread that hashes lets others run in between.
+# Pause, in seconds, in which other threads get the GIL.
 PAUSE = 1e-6
 
 

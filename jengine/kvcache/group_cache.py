@@ -24,8 +24,8 @@ class Reach(NamedTuple):
     hit: Sequence[bytes] = ()  # of a new holder: contents of the cached blocks it begins with
     start: int = 0  # position of the first token that is to run
     ahead: int = 0  # tokens up to `end` that do not run: a drafter writes its drafts there
-    # Of a new holder: the content of the block behind those of the hit that it begins with a copy
-    # of, which need not be full; empty: none.
+    # New holder: content of the possibly partial block after the hit, which it starts with a copy
+    # of; empty: none.
     partial: bytes = b""
 
 
@@ -34,7 +34,7 @@ class NewUnits(NamedTuple):
 
     first: int
     units: list[int]
-    # The unit with the content of the holder's partial block, and the new one to copy it to.
+    # Copy on write: the unit with the partial block's content, and the new unit.
     copied: tuple[int, int] | None = None
 
 

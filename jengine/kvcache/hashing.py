@@ -14,8 +14,8 @@ from os import urandom
 from jengine.request import WireRequest
 
 ExtraKey = tuple[str, ...]
-# Hashes are the same in every process, so that blocks may be kept for other ones; but for what has
-# a meaning in this one alone.
+# Hashes are equal in every process, so that other processes can use stored blocks, unless they
+# depend on something local.
 THIS_PROCESS = urandom(16).hex()
 
 

@@ -27,7 +27,7 @@ class Leases:
     def __init__(self) -> None:
         self.next_holder = 0  # the number of the next request that begins
         self._running: dict[str, Lease] = {}
-        # Holders whose requests have ended, by the step that must end before they give back.
+        # Holders of ended requests, by the step after which their units are freed.
         self._pinned: deque[tuple[int, int]] = deque()
 
     def __bool__(self) -> bool:

@@ -14,8 +14,8 @@ from jengine.kvcache.group_cache import GroupCache
 from jengine.kvcache.prefix_lookup import PrefixLookup
 from jengine.request import Request
 
-# Share of the smallest group that they may fill before the oldest is forgotten: they are read by
-# the next step of a search or never, and would push out prefixes that others read.
+# Maximum share of the smallest group. They are read by the next step of a search or never, and
+# would evict prefixes that others read.
 SHARE = 1 / 2
 
 

@@ -72,10 +72,10 @@ class RecurrentGroup:
         self._every = spec.snapshot_every
         self._suffix = group_suffix(index)
         self._tables: dict[int, StateTable] = {}
-        # Published snapshots that the plan at hand may still have to write.
+        # Published snapshots that planned steps may still have to write.
         self._unwritten: list[Unwritten] = []
-        # What `writer` has said by the last block whose state can be found, until that may change:
-        # many requests wait for the same.
+        # Memo of `writer` by the last block of a prefix, until that may change: many requests wait
+        # for the same prefix.
         self._writers: dict[bytes, int | None] = {}
 
     @property

@@ -77,7 +77,7 @@ class Companion(Protocol):
         ...
 
     def beside(self, plan: Plan, packed: PackedStep) -> BesideInput:
-        """Its input for a packed plan."""
+        """The companion's part of the step input for a packed plan."""
         ...
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from jengine.request import Request
 from jengine.scheduler.queue import WaitingQueue
 
-# Requests per row that may start before the adapter that is the first to wait gets its turn.
+# Starts per row that may overtake the first adapter without a slot, before one is evicted for it.
 MOST_OVERTAKING = 4
 
 

@@ -30,7 +30,7 @@ class Loading:
         self.was: Status = request.status
         self.keys = keys  # what it lacks on the device
         self.source = source
-        self.tokens = tokens  # of its prefix that it gets so
+        self.tokens = tokens  # of its prefix that are loaded
         self.slots: list[tuple[int, int]] = []  # pinned for it: group, slot
         self.held: list[tuple[int, int]] = []  # pinned for it: group, block
         self.left: deque[Copy] = deque()  # not in a plan yet

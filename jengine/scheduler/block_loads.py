@@ -24,7 +24,7 @@ from jengine.scheduler.slot_fetches import SlotFetches
 
 # How often a request is asked for that had nothing outside when it was last looked up.
 ASK_AGAIN = 32
-# Fetches of one request that may fail until it computes what is missing.
+# Failed fetches of one request after which it recomputes what is missing.
 MOST_TRIES = 2
 
 

@@ -86,7 +86,7 @@ class MultiStepDecode:
 
     def _room(self, request: Request) -> int:
         """Tokens that a request may still decode."""
-        # A run would overwrite what the one before it captured, or need a mask of its own.
+        # Captures would be overwritten by the next run; grammars and budgets need a mask per token.
         if request.wire.taps or request.reads_each_token:
             return 1
         return min(self.most, request.cap - 1 - request.num_computed)

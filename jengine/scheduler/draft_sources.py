@@ -34,7 +34,7 @@ class OfferedDrafts(Protocol):
 class DraftSource(Protocol):
     """Draft source of all requests."""
 
-    # Whether each step drafts for the next one, at its end and so never from a rejected draft.
+    # Whether steps draft on the device, at their end, and so never after a rejected draft.
     on_device: bool
     # Whether a step that the model that drafts has not read makes its later drafts worse.
     has_cache: bool

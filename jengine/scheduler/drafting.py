@@ -29,8 +29,8 @@ from jengine.speculative.draft_length import (
     token_cost,
 )
 
-# After so many steps, drafts are tried that do not seem to pay: what is accepted may have changed.
-# In a large batch such a step may take three times as long as another.
+# Every so many steps drafts are probed though they do not seem to pay, as acceptance may have
+# changed. Not more often: in a large batch such a step may take three times as long.
 TRIAL_EVERY = 256
 
 
@@ -68,8 +68,8 @@ class Drafting:
         self._free_tokens = free_tokens
         self._draft_cost = draft_cost
         self._rows: dict[str, RowDrafts] = {}
-        self._has_old_drafts = False  # rows may count on drafts of steps before their last one
-        self._usual = FIRST_ESTIMATE  # what was accepted of the requests that have ended
+        self._has_old_drafts = False  # rows may expect drafts of older steps than their last
+        self._usual = FIRST_ESTIMATE  # acceptance over ended requests
         self._drafts = 0
         self._drafted_at = [0] * most
         self._accepted_at = [0] * most
@@ -90,7 +90,8 @@ class Drafting:
         cost = token_cost(len(builder.decodes) + builder.prompt_tokens, self._free_tokens)
         cost += self._draft_cost
         if self._is_too_large(builder):
-            # Without a look at the rows, which in a large batch takes a share of the step.
+            # The rows are not examined, which in a large batch takes a noticeable share of the
+            # step.
             builder.next_drafts = 0 if builder.chunks else NO_DRAFTER
             self._has_old_drafts = True
             return

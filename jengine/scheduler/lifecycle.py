@@ -106,10 +106,9 @@ class Lifecycle:
         self.adapter_slots.give_back(request)
 
 
-# Like rows and blocks it is a limit that requests wait for in line. A pool of fixed size rather
-# than one that grows: growing would change the shape of the step's state, so that every program
-# would be compiled again while requests run, and memory would have to be kept free for it all the
-# same.
+# Like rows and blocks, a limit that requests wait for in line. The pool has a fixed size, since
+# another one would change the shape of the step's state and recompile every program while requests
+# run.
 
 
 class SamplerRows:

@@ -21,7 +21,7 @@ from jengine.scheduler.lifecycle import Lifecycle
 from jengine.scheduler.plan_builder import PlanBuilder
 from jengine.scheduler.prompt_cuts import PromptCuts
 
-# Waiting requests that one step parks: the others are looked at by the next ones.
+# Maximum waiting requests parked per step, which bounds planning time.
 MOST_PARKED = 8
 
 
@@ -48,8 +48,8 @@ class Planner:
         self._budget_refused = 0  # budget with which the request at the head did not fit
         # The last prompt that must run whole and did not fit the budget.
         self._too_long: PrefixHit | None = None
-        # The last plan that samples for a request whose every token is read, and the last but for
-        # the one in the making.
+        # Last plan, and the last before the one being built, that samples for a request whose every
+        # token must be read before its next step (`reads_each_token`).
         self._read_step = self._read_before = -1
 
     def schedule_running(self, builder: PlanBuilder) -> None:
@@ -58,8 +58,8 @@ class Planner:
         self._cuts.limit(builder, self._requests)
         share = -(-len(running) // self._spacing)
         sampled = self._flights.next_step - self._spacing  # the last plan whose tokens can be run
-        # Requests whose every token is read wait for each other: two groups in turn would need
-        # twice as many steps. Stages need several groups.
+        # Requests that read each token run in the same plans: two alternating groups would need
+        # twice as many steps. Pipeline stages need several groups.
         wait = self._spacing == 1 and self._read_step > self._flights.committed
         self._read_before = self._read_step
         for request in tuple(running):
@@ -77,7 +77,7 @@ class Planner:
             elif request.num_in_flight and request.last_step > sampled:
                 continue  # its last token is not even sampled yet
             elif len(builder.decodes) >= share:
-                continue  # the others are left for the plans that run beside this one
+                continue  # the rest is for the pipeline's other plans
             elif computed < request.capacity or self._make_room(request, 1, builder):
                 builder.decodes.append(request)
                 builder.budget -= 1

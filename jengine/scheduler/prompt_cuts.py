@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from jengine.scheduler.lifecycle import Lifecycle
 from jengine.scheduler.plan_builder import PlanBuilder
 
-# Prompts are cut where that saves more than one part in so many of the step.
+# Minimum saving for a cut: one part in so many of the step's time.
 SMALL_PART = 16
 
 

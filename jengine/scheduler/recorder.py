@@ -17,7 +17,7 @@ from jengine.outputs import TokenDelta
 from jengine.request import FINISHED, Request
 from jengine.scheduler.flights import Flight
 
-# Steps with prompts of which the median says what a token of a prompt takes.
+# Latest prefill-heavy steps whose median gives the time per prompt token.
 PROMPT_STEPS = 32
 STEPS_AT_ONCE = 256  # that are put into histograms together
 NUMBERS = (
@@ -51,7 +51,7 @@ class Recorder:
             *(Histogram.of(STEP_SECONDS) for _ in PHASES),
             Histogram.of(STEP_TOKENS),
         )
-        # Of steps that the histograms do not have yet: seconds of each phase, and tokens.
+        # Steps not in the histograms yet: seconds of each phase, and tokens.
         self._steps: list[tuple[float, ...]] = []
         self._scheduling = 0.0  # seconds since the newest output
         self._prompt_steps: deque[float] = deque(maxlen=PROMPT_STEPS)  # seconds of a token

@@ -81,7 +81,8 @@ LEVANTER = {
 
 
 class TreeTable(NamedTuple):
-    """A library's rules, a path component that identifies its trees, and advice."""
+    """A library's mapping rules, a path component that identifies its trees, and advice for
+    errors."""
 
     rules: Rules
     sign: str

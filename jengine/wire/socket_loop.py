@@ -72,7 +72,6 @@ class SocketLoop:
         self._thread = threading.Thread(target=self._run, name="jengine-socket", daemon=True)
 
     def start(self) -> None:
-        """Begin to send and receive."""
         self._thread.start()
 
     def send(self, parts: Parts) -> None:

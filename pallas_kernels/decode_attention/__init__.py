@@ -72,8 +72,8 @@ def decode_attention(
     for all further ones.
 
     `return_lse` adds the float32 log-sum-exp [rows, heads] of the scores, sinks included, -inf for
-    padding; and of kernels that count in memory the counters, as the next call's `counters`: it
-    comes after this one, as no two may count in one array at a time.
+    padding; and, from kernels that keep counters in memory, these as the next call's `counters`,
+    which orders the calls: no two may use one array at a time.
     `reads_together` allows a kernel to read blocks shared by neighbouring rows once; a row's bits
     then depend on its neighbours.
     """

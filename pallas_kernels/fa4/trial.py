@@ -80,7 +80,7 @@ def errors(trial: Trial, implementation: str = "fa4") -> dict[str, float]:
 
 
 def first_difference(found: Mapping[str, float], tolerance: float) -> str | None:
-    """The first error beyond rounding, in words. NaN is one."""
+    """Description of the first error beyond rounding, or of a NaN; None if there is none."""
     for name, worst in found.items():
         if not worst <= tolerance:
             return f"{name} differ by {worst:.2g} of their size; {tolerance:g} is rounding"
@@ -88,7 +88,7 @@ def first_difference(found: Mapping[str, float], tolerance: float) -> str | None
 
 
 def largest_error(found: np.ndarray, expected: np.ndarray) -> float:
-    """Of any token, relative to its largest number; NaN if one is."""
+    """Largest error of a token, relative to the token's largest number; NaN if any value is."""
     inner = tuple(range(1, expected.ndim))
     return float((np.abs(found - expected).max(inner) / np.abs(expected).max(inner)).max())
 

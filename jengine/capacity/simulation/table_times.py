@@ -43,7 +43,6 @@ class StepTable(msgspec.Struct, frozen=True):
 
 
 def read_table(file: Path) -> StepTable:
-    """The table of a file."""
     try:
         found = msgspec.json.decode(file.read_bytes(), type=StepTable)
     except (OSError, ValueError) as error:

@@ -151,7 +151,7 @@ class DrafterInput:
 
 
 class Drafter(Protocol):
-    """A drafter, with its model."""
+    """Proposes draft tokens on the device from what a step ran and sampled."""
 
     def __call__(
         self, given: DrafterInput

@@ -64,7 +64,7 @@ class AdapterProgram:
 
     @property
     def key(self) -> Hashable:
-        """All that a program with adapters reads here."""
+        """Everything of adapters that a traced program depends on, for sharing it."""
         weights = [(path, one, one.owners.tobytes()) for path, one in self.weights.items()]
         return tuple(weights), self.leaves, self.implementation
 
@@ -77,7 +77,7 @@ class AdapterProgram:
 
 
 class Models(NamedTuple):
-    """Modules of a step, built during tracing."""
+    """What a step rebuilds from its leaves while it is traced."""
 
     model: Any
     token_adapters: Any = None  # i32[D + T] the adapter slot of each token; None: there are none

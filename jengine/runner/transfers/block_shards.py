@@ -67,7 +67,6 @@ def piece_name(groups: Sequence[BlockPrograms], process: int) -> str:
 
 
 def whole(shape: tuple[int, ...]) -> Part:
-    """Index ranges of a whole block."""
     return tuple((0, size) for size in shape)
 
 

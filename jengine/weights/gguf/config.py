@@ -136,7 +136,8 @@ def _heads(fields: Metadata, config: dict[str, Any]) -> dict[str, object]:
 
 
 def _headless_layers(fields: Metadata, name: str, layers: int) -> dict[str, object]:
-    """Which layers have heads of keys, and how many."""
+    """Keys of hybrids: the KV heads of attention layers, and the kind of each layer; a layer with 0
+    KV heads is of kind `name`."""
     counts = fields.each(KV_HEADS) or [fields.number(KV_HEADS)] * min(layers, MOST_LAYERS)
     if len({*counts} - {0}) != 1:
         raise fields.refuse(KV_HEADS, "one number above zero, and zeros for other layers")
