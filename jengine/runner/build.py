@@ -244,7 +244,8 @@ def processors_of(programs: Programs, vocab_size: int) -> ProcessorSets:
         if stages > 1:
             raise UnsupportedFeature(
                 f"logits_processors with pipeline_parallel_size={stages} is not built yet. Use "
-                "tensor_parallel_size, or one device."
+                "tensor_parallel_size, one device, or a class of jengine.LogitsProcessor, which "
+                "runs on the host."
             )
         check_processor(function, vocab_size, history)
 
