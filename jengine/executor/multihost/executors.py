@@ -65,10 +65,12 @@ class LeadingExecutor:
         channel = self._channel
         channel.read_all()
         with channel.inside_step():
-            if not step.has_left:  # its last stages run in all processes or in none
+            has_left = step.has_left
+            if not has_left:  # its last stages run in all processes or in none
                 channel.broadcast(StepRead(plan.step))
             output = step.result()
-            channel.broadcast(StepRead(plan.step))
+            if has_left:
+                channel.broadcast(StepRead(plan.step))
             self._digests.update(self._trace.add(plan, output))
             while len(self._digests) > DIGESTS_KEPT:
                 del self._digests[next(iter(self._digests))]
