@@ -41,7 +41,7 @@ from jengine.weights.folder import (
 from jengine.weights.gguf.config import config_of
 from jengine.weights.gguf.files import open_gguf
 from jengine.weights.hf_arrays import given_parameters
-from jengine.weights.live import fitting_arrays, named_arrays
+from jengine.weights.live import fitting_arrays
 from jengine.weights.orbax_folder import is_orbax
 from jengine.weights.resolve import is_gguf, resolve_model
 from jengine.weights.safetensors_io import open_model
@@ -138,12 +138,12 @@ def load_parameters(
     if asked.load_format == "dummy":
         return declared, dummy_arrays(declared, seed=asked.seed or 0, place=place)
     # Importing Orbax takes two seconds, so only those who use it do.
-    from jengine.weights.orbax_io import load_orbax
+    from jengine.weights.orbax_io import read_orbax
 
     place.refuse_several_processes("an Orbax checkpoint")
     keeps_dtype = isinstance(asked.dtype, str) and asked.dtype == "auto"
-    model = load_orbax(source.folder, source.config, place.sharding, cast=not keeps_dtype)
-    return declared, emptied(named_arrays(model))
+    values = read_orbax(source.folder, declared, place.sharding, cast=not keeps_dtype)
+    return declared, emptied(values)
 
 
 def live_declaration(model: nnx.Module, config: ModelConfig) -> nnx.Module:

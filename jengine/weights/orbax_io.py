@@ -32,7 +32,7 @@ from jengine.weights.abstract import abstract_model, with_values
 from jengine.weights.live import FIRST_SHOWN, differences
 from jengine.weights.orbax_folder import ARRAYS_FOLDER, find_checkpoint, is_orbax, stored_trees
 
-__all__ = ["is_orbax", "load_orbax", "save_orbax"]
+__all__ = ["is_orbax", "load_orbax", "read_orbax", "save_orbax"]
 
 # The sharding of a parameter, given its path, logical axes and shape.
 Shardings = Callable[[str, tuple[str | None, ...], tuple[int, ...]], Sharding]
@@ -44,10 +44,17 @@ HOST_BYTES = 2**31
 def load_orbax(
     folder: Path | str, config: ModelConfig, shardings: Shardings, *, cast: bool = False
 ) -> LanguageModel:
-    """Load a model; each device reads only its shards. `cast` converts floating point dtypes while
-    reading. Raises CheckpointError."""
-    checkpoint = find_checkpoint(folder)
+    """Load a model. Arguments and errors are those of `read_orbax`."""
     model = abstract_model(config)
+    return with_values(model, read_orbax(folder, model, shardings, cast=cast))
+
+
+def read_orbax(
+    folder: Path | str, model: LanguageModel, shardings: Shardings, *, cast: bool = False
+) -> dict[str, jax.Array]:
+    """Parameters of a declared model by dotted path, of which each device reads only its shards.
+    `cast` converts floating point dtypes while reading. Raises CheckpointError."""
+    checkpoint = find_checkpoint(folder)
     declared = dict(named_parameters(model))
     trees = _described(checkpoint)
     stored = _named_leaves(checkpoint, trees)
@@ -64,7 +71,7 @@ def load_orbax(
     }
     values = _read(checkpoint, trees, targets)
     _check_range(checkpoint, stored, values)
-    return with_values(model, {path: values[names[path]] for path in declared})
+    return {path: values[names[path]] for path in declared}
 
 
 def save_orbax(model: LanguageModel, folder: Path | str) -> None:

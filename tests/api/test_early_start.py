@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import subprocess
@@ -196,6 +197,7 @@ def test_an_engine_that_nobody_holds_is_not_warmed_up(folder: Path, gate: Gate) 
     llm = early_engine(folder)
     thread = llm.engine.loaded.background._thread
     del llm
+    gc.collect()
     gate.permits.release(2)  # one may have been begun before, and one be on its way
     thread.join(60)
     assert not thread.is_alive() and len(gate.began) <= 2
