@@ -7,15 +7,15 @@ processors that run on the host. Must not know how a step applies them.
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Callable, Sequence
-from functools import cache, reduce
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from jengine.assembly.engine import DeviceSide
 from jengine.errors import ConfigError, JengineError, RequestError, UnsupportedFeature
+from jengine.import_paths import imported
 from jengine.logits_processor import LogitsProcessor
 from jengine.sampling.processor_sets import Processor
 from jengine.sampling_params import SamplingParams
@@ -38,15 +38,7 @@ def _resolved(given: Sequence[Any] | None) -> list[Any]:
 
 def resolved(path: str) -> Any:
     """The function or class that `package.module:name` names."""
-    module, _, name = path.partition(":")
-    try:
-        found = reduce(getattr, name.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"logits_processors: {path!r} cannot be imported ({error}). Expected "
-            "'package.module:name', in a package that every process of the engine finds."
-        ) from error
-    return checked(found, repr(path))
+    return checked(imported("logits_processors", path), repr(path))
 
 
 def checked(found: Any, named: str) -> Any:

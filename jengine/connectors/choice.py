@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 from jengine.config import WHOLE_BLOCKS
@@ -20,6 +19,7 @@ from jengine.connectors.peers import PeerIndex, PeerStore
 from jengine.connectors.protocol import SchedulerHalf, WorkerHalf
 from jengine.connectors.settings import TransferSettings
 from jengine.errors import ConfigError, UnsupportedFeature
+from jengine.import_paths import imported
 
 HALVES = ("scheduler_half", "worker_half")
 # Of a connector whose worker halves each store the piece of a block that their process has.
@@ -69,11 +69,7 @@ def worker_half(
 
 def loaded_class(name: str) -> Any:
     """Import the class `package.module:Class`."""
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"the connector {name} cannot be imported: {error}.") from error
+    found = imported("kv_connector", name)
     missing = missing_of(found, HALVES)
     if missing:
         raise ConfigError(f"the connector {name} lacks the class methods {', '.join(missing)}.")

@@ -5,10 +5,10 @@ In: the argument. Out: a class that was checked against the contract. Must not k
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any, cast
 
 from jengine.errors import ConfigError, nearest_name
+from jengine.import_paths import imported
 
 if TYPE_CHECKING:
     from jengine.executor.protocol import StartedExecutor
@@ -41,21 +41,14 @@ def is_import_path(value: str) -> bool:
 
 def starting_executor(value: str) -> type[StartedExecutor]:
     """Import and return the StartedExecutor class."""
-    path = STARTING.get(value, value)
-    module, _, name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        advice = f" Install: {INSTALL[value]}" if value in INSTALL else ""
-        raise ConfigError(f"executor={value!r}: cannot import it: {error}.{advice}") from error
-    except AttributeError as error:
-        raise ConfigError(f"executor={value!r}: {module} has no {name}.") from error
+    advice = f"Install: {INSTALL[value]}" if value in INSTALL else ""
+    found = imported("executor", STARTING.get(value, value), advice=advice)
     if not isinstance(found, type):
-        raise ConfigError(f"executor={value!r}: {name} is not a class.")
+        raise ConfigError(f"executor={value!r} is not a class.")
     missing = [method for method in METHODS if not callable(getattr(found, method, None))]
     if missing:
         raise ConfigError(
-            f"executor={value!r}: {name} lacks {', '.join(missing)}. "
+            f"executor={value!r} lacks {', '.join(missing)}. "
             "jengine/executor/protocol.py says what an executor does."
         )
     return cast("type[StartedExecutor]", found)

@@ -6,12 +6,12 @@ order, for the waiting queue, the planner and routers. Must not know queues, blo
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jengine.errors import ConfigError, nearest_name
+from jengine.import_paths import imported
 
 if TYPE_CHECKING:  # flags read this table, and a help text imports no numpy
     from jengine.request import Request, WireRequest
@@ -81,23 +81,15 @@ def order_of(policy: str) -> Order:
 
 
 def _imported(policy: str) -> type[Order]:
-    module, _, name = policy.partition(":")
-    if not (module and name):
+    if ":" not in policy:
         known = ", ".join(map(repr, ORDERS))
         raise ConfigError(
             f"scheduling_policy={policy!r}: expected {known} or 'package.module:Class'."
             f"{nearest_name(policy, tuple(ORDERS))}"
         )
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"scheduling_policy={policy!r} cannot be imported: {error}. Every process of the "
-            "engine must find its package."
-        ) from error
+    found = imported("scheduling_policy", policy)
     if not (isinstance(found, type) and issubclass(found, Order)):
         raise ConfigError(
-            f"scheduling_policy={policy!r}: {name} is no class derived from "
-            "jengine.scheduler.orders.Order."
+            f"scheduling_policy={policy!r} is no class derived from jengine.scheduler.orders.Order."
         )
     return found

@@ -6,6 +6,7 @@ authentication, then its route; what a route raises becomes a response in one pl
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -15,12 +16,15 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from jengine.assembly.engine import Engine
+from jengine.errors import ConfigError
+from jengine.import_paths import imported
 from jengine.server.audio import endpoints as audio
 from jengine.server.batches import endpoints as batches
 from jengine.server.batches.batches import LEAST_URGENT, Batches
@@ -247,7 +251,21 @@ def middleware(service: Service) -> list[Middleware]:
             allow_credentials=settings.allow_credentials,
         )
         layers.insert(2, cors)  # before authentication: a browser's preflight carries no key
-    return layers
+    return [*map(users_middleware, reversed(settings.middleware)), *layers]
+
+
+def users_middleware(path: str) -> Middleware:
+    """The middleware that `package.module:name` names, or `package.module.name`, as in vLLM."""
+    named = path if ":" in path else ":".join(path.rsplit(".", 1))
+    found = imported("middleware", named)
+    if isinstance(found, type):
+        return Middleware(found)
+    if inspect.iscoroutinefunction(found):
+        return Middleware(BaseHTTPMiddleware, dispatch=found)
+    raise ConfigError(
+        f"middleware={path!r} is a {type(found).__name__}: expected a class of ASGI middleware, or "
+        "an async function of (request, call_next)."
+    )
 
 
 def access_of(path: str) -> Access:

@@ -35,6 +35,7 @@ class ServerSettings:
     allowed_methods: tuple[str, ...] = ("*",)
     allowed_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
+    middleware: tuple[str, ...] = ()  # package.module:name, around all of the server's own
 
     # --- what it serves --------------------------------------------------------------------
     served_model_name: tuple[str, ...] = ()  # none: the model as it was given

@@ -56,9 +56,9 @@ def test_every_name_is_known() -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("no_such_package:Class", "cannot import it: No module named 'no_such_package'"),
-        (f"{PLUGIN}:Nobody", "has no Nobody"),
-        (f"{PLUGIN}:NOT_A_CLASS", "NOT_A_CLASS is not a class"),
+        ("no_such_package:Class", "cannot be imported: No module named 'no_such_package'"),
+        (f"{PLUGIN}:Nobody", "has no attribute .Nobody."),
+        (f"{PLUGIN}:NOT_A_CLASS", "NOT_A_CLASS' is not a class"),
         (f"{PLUGIN}:HalfAnExecutor", "lacks start, update_weights, call_workers, health, shutdown"),
     ],
 )

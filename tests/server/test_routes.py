@@ -5,14 +5,19 @@ from __future__ import annotations
 import hmac
 
 import pytest
+from starlette.middleware.base import RequestResponseEndpoint
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from jengine.errors import ConfigError
 from jengine.server.app import ENDPOINTS, make_app
 from jengine.server.http import auth
 from jengine.server.http.auth import Access
 from jengine.server.settings import ServerSettings
-from tests.server.serving import NAME, error_of, letters_engine, service_of, serving
+from tests.server.serving import NAME, error_of, events, letters_engine, service_of, serving
 
 KEYS = {"api_key": ("first", "second"), "admin_key": ("master",)}
 PUBLIC = {
@@ -138,3 +143,47 @@ def test_new_parameters_over_http_are_refused_with_the_way_to_give_them() -> Non
         response = client.post("/update_weights", headers={"Authorization": "Bearer master"})
         error = error_of(response, 501)
         assert error["type"] == "NotImplementedError" and "/reload_weights" in error["message"]
+
+
+class Noted:
+    """ASGI middleware of a user's."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"].append((b"x-seen-by", b"class"))
+            await send(message)
+
+        await self.app(scope, receive, noted)
+
+
+async def noted(http: Request, call_next: RequestResponseEndpoint) -> Response:
+    response = await call_next(http)
+    response.headers.append("x-seen-by", "function")
+    return response
+
+
+def test_middleware_of_a_users_is_around_all_of_the_servers_own() -> None:
+    """In the order of vLLM: the last is the outermost."""
+    names = (f"{__name__}:Noted", f"{__name__}.noted")
+    with serving(middleware=names, api_key=("secret",)) as client:
+        for path in ("/v1/models", "/health"):
+            response = client.get(path)
+            assert response.headers.get_list("x-seen-by") == ["class", "function"]
+        assert client.get("/v1/models").status_code == 401
+        body = {"prompt": "hello", "max_tokens": 3, "stream": True}
+        key = {"Authorization": "Bearer secret"}
+        assert events(client.post("/v1/completions", json=body, headers=key))
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("nowhere.at.All", "No module named 'nowhere'"), ("json:dumps", "is a function: expected"),
+     ("", "cannot be imported"), ("json", "cannot be imported")],
+)  # fmt: skip
+def test_middleware_that_is_none(path: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said), serving(middleware=(path,)):
+        pass

@@ -41,6 +41,8 @@ SERVER_HELP = {
     "ssl_cert_reqs": "whether clients need a certificate: 0 no, 1 if they have one, 2 yes",
     "ssl_ciphers": "TLS ciphers, as OpenSSL names them",
     "allow_credentials": "CORS: browsers may send credentials",
+    "middleware": "ASGI middleware, package.module:Class, or async functions of (request, "
+    "call_next); the last is the outermost",
     "trust_request_chat_template": "requests may bring a chat template",
     "chat_template_content_format": "how templates get the content of messages: as they seem "
     "to read it, as one string, or as parts",
