@@ -1,4 +1,4 @@
-"""An adapter in the layout of our weights: two low-rank matrices per adapted `Linear`.
+"""An adapter in jengine's weight layout: two low-rank matrices per adapted `Linear`.
 
 In: a model's parameters. Out: parameters with an adapter merged in. Must not know files.
 """
@@ -25,7 +25,7 @@ class LowRank:
 
     down: np.ndarray  # f32 [inputs, rank]
     up: np.ndarray  # f32 [rank, *outputs]
-    ranks: tuple[int, ...] = ()  # of each module that shares the weight, in order; (): one
+    ranks: tuple[int, ...] = ()  # per fused module, in order; (): a single module
 
     @property
     def rank(self) -> int:
@@ -35,9 +35,9 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter's updates by the path of their `Linear`, or of one of its groups."""
+    """Low-rank updates by the path of their `Linear`; with groups, by `in_group`."""
 
-    rank: int  # the largest of a module
+    rank: int  # the largest rank of any module
     parts: Mapping[str, LowRank]
 
     @property
@@ -58,7 +58,7 @@ class Adapter:
 
 
 def in_group(path: str, group: int | None) -> str:
-    """Path of one matrix of a `Linear` with groups, such as an expert's; None: it has none."""
+    """Path of one matrix of a grouped `Linear`, such as an expert's: "path[3]". None: no groups."""
     return path if group is None else f"{path}[{group}]"
 
 

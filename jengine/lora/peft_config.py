@@ -1,7 +1,7 @@
 """Reads PEFT's adapter_config.json: ranks and scales per module.
 
-In: a parsed file. Out: an AdapterConfig, or a CheckpointError that names the key. Settings that
-change the meaning of the matrices and are unsupported are refused by name.
+In: a parsed file. Out: a PeftConfig, or a CheckpointError that names the key. Settings that change
+the meaning of the matrices and are unsupported are refused by name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jengine.models.reading.fields import Fields
 T = TypeVar("T")
 
 MOST_RANK = 4096
-# Key -> values that ask for nothing.
+# Unsupported keys -> values under which they have no effect.
 NOT_BUILT: dict[str, tuple[object, ...]] = {
     "use_dora": (None, False),
     "lora_bias": (None, False),
@@ -29,7 +29,7 @@ NOT_BUILT: dict[str, tuple[object, ...]] = {
     "use_bdlora": (None, False, {}),
     "trainable_token_indices": (None, [], {}),
 }
-# Ways to start a training that leave the base model as it was.
+# Accepted values of init_lora_weights. Others, such as PiSSA, change the base weights.
 PLAIN_STARTS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 
 
@@ -41,15 +41,15 @@ class PeftConfig:
     alpha: float
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
-    stabilized: bool  # alpha / sqrt(rank) in place of alpha / rank
-    parameters: tuple[str, ...] = ()  # adapted ones that are no module's weight
+    stabilized: bool  # scale is alpha / sqrt(rank) instead of alpha / rank
+    parameters: tuple[str, ...] = ()  # target_parameters, as of fused experts
 
     def rank_of(self, module: str) -> int:
         """Rank of a module, by checkpoint name."""
         return _matching(self.rank_pattern, module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """Factor of down @ up for a module."""
+        """Scale of the update: alpha / rank, or alpha / sqrt(rank) for rsLoRA."""
         rank, alpha = self.rank_of(module), _matching(self.alpha_pattern, module, self.alpha)
         return alpha / (math.sqrt(rank) if self.stabilized else rank)
 
@@ -77,7 +77,8 @@ def read_adapter_config(values: Mapping[str, object], where: str) -> PeftConfig:
 
 
 def _pattern(fields: Fields, key: str) -> Fields:
-    """Values by regular expression over module names; invalid expressions are refused."""
+    """rank_pattern or alpha_pattern: values by regular expression over module names. Raises
+    CheckpointError for an invalid expression."""
     own = fields.part(key) or Fields({})
     for pattern in own.values:
         try:
@@ -88,7 +89,7 @@ def _pattern(fields: Fields, key: str) -> Fields:
 
 
 def _matching(pattern: Mapping[str, T], module: str, default: T) -> T:
-    """Value of the first pattern that matches the module name's last dotted parts."""
+    """Value of the first pattern that matches the module name or its last dotted components."""
     for key, value in pattern.items():
         if re.match(rf"(.*\.)?({key})$", module):
             return value

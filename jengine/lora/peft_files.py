@@ -33,23 +33,23 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 TABLE_DOWN, TABLE_UP = ".lora_embedding_A", ".lora_embedding_B"  # of the input embedding
-EMBEDDING = "embed"  # its path
-TOWER = "vision."  # begins the paths of what makes embeddings of images
+EMBEDDING = "embed"  # path of the input embedding
+TOWER = "vision."  # path prefix of the vision tower
 FIRST_SHOWN = 5
 
 
 class Place(NamedTuple):
-    """Maps a checkpoint module to (part of) a weight of ours. `is_table`: an embedding."""
+    """Maps a checkpoint module to a jengine weight, or a part of one."""
 
-    path: str  # of a Linear
+    path: str  # of a `Linear`, or of the input embedding
     shape: WeightShape
-    pieces: tuple[Piece, ...]  # of the module, as parts of the matrix
-    is_table: bool = False  # an embedding, whose inputs are tokens
-    group: int | None = None  # of a Linear with groups, such as an expert
+    pieces: tuple[Piece, ...]  # the module's tensors, as parts of the weight
+    is_table: bool = False  # an embedding, whose inputs are token ids
+    group: int | None = None  # index of the matrix in a grouped `Linear`, such as an expert
 
     @property
     def key(self) -> str:
-        """Path of the matrix."""
+        """Path of the matrix, with its group."""
         return in_group(self.path, self.group)
 
     @property
@@ -77,7 +77,7 @@ class Place(NamedTuple):
         return inputs, outputs
 
 
-# By module of the checkpoint: the weights of ours that its outputs are spread over, mostly one.
+# Checkpoint module -> the jengine weights that it fills, usually one.
 Places = Mapping[str, tuple[Place, ...]]
 
 
@@ -95,8 +95,8 @@ def read_adapter(
     max_rank: int,
     places: Places | None = None,
 ) -> Adapter:
-    """Read an adapter's folder, checked against the base model. `places`: the adaptable modules.
-    Raises CheckpointError."""
+    """Read a PEFT folder, checked against the base model. `places`: the adaptable modules; None:
+    all. Raises CheckpointError."""
     folder = Path(folder)
     file = folder / WEIGHTS_FILE
     if not file.is_file():
@@ -125,9 +125,10 @@ def read_adapter(
     return Adapter(rank, joined_parts(places, read))
 
 
-# How transformers calls a module since version 5, and how files of models with it still do.
+# transformers 5's name of MoE blocks, and the one in checkpoints of transformers 4.
 RENAMED = (".mlp.", ".block_sparse_moe.")
-# How files and versions of transformers call the decoder beside a tower, and its output head.
+# Prefixes of a vision-language model's decoder and of its output head; they vary by transformers
+# version.
 DECODER = re.compile(
     r"^(?:model\.language_model|language_model\.model|model)\.(?=layers\.|embed_tokens)"
 )
@@ -137,7 +138,7 @@ HEAD = re.compile(r"^(?:language_model\.)?(?=lm_head)")
 def by_file_names(
     tensors: Mapping[str, StoredTensor], places: Places
 ) -> Mapping[str, StoredTensor]:
-    """An adapter's tensors, named as the model's files name their modules."""
+    """Rename an adapter's tensors to the module names of the base model's checkpoint."""
     now, older = RENAMED
     if any(older in name for name in places):
         tensors = {name.replace(now, older): tensor for name, tensor in tensors.items()}
@@ -149,7 +150,7 @@ def by_file_names(
 
 
 def _with_prefix(name: str, pattern: re.Pattern[str], prefix: str) -> str:
-    """A tensor's name whose module is called as the model's files call it."""
+    """Replace the prefix that `pattern` matches in a tensor's module name."""
     if not name.startswith(PREFIX):
         return name
     return PREFIX + pattern.sub(prefix, name.removeprefix(PREFIX))
@@ -169,7 +170,7 @@ def joined_parts(places: Places, read: Mapping[str, Matrices]) -> dict[str, LowR
 
 
 def by_path(places: Places) -> dict[str, list[Place]]:
-    """Modules fused into each `Linear`, or each of its groups, in order, by its path."""
+    """Modules fused into each matrix, in order, by `Place.key`."""
     found: dict[str, list[Place]] = {}
     for own in places.values():
         for place in own:
@@ -178,7 +179,7 @@ def by_path(places: Places) -> dict[str, list[Place]]:
 
 
 def owners_of(places: Sequence[Place]) -> np.ndarray:
-    """Index of the module that owns each output of their fused weight, i32 [*outputs]."""
+    """Index of the fused module that makes each output, i32 [*outputs]."""
     owners = np.zeros(places[0].outputs, np.int32)
     if places[0].is_table:
         return owners
@@ -189,8 +190,8 @@ def owners_of(places: Sequence[Place]) -> np.ndarray:
 
 
 def places_of(config: ModelConfig) -> dict[str, tuple[Place, ...]]:
-    """Checkpoint modules that an adapter may change, and where each is in our weights. Those of a
-    tower run before steps, in programs without adapters."""
+    """Adaptable checkpoint modules, and where each is in jengine's weights. Excludes vision towers,
+    which run before steps, in programs without adapters."""
     found: dict[str, tuple[Place, ...]] = {}
     linears = weighted(abstract_model(config))
     for path, pieces in registry.plain_pieces(config).items():
@@ -213,7 +214,7 @@ def places_of(config: ModelConfig) -> dict[str, tuple[Place, ...]]:
 def _by_group(
     pieces: Sequence[Piece], groups: int | None
 ) -> Iterator[tuple[int | None, Sequence[Piece]]]:
-    """The pieces of each matrix of a weight."""
+    """Split a weight's pieces by matrix: (group, pieces)."""
     if groups is None:
         yield None, pieces
         return
@@ -274,7 +275,7 @@ def _read_module(source: Source, module: str, place: Place) -> Matrices:
 def _read_stacked(
     source: Source, module: str, stack: StackedModule, places: Places
 ) -> dict[str, Matrices]:
-    """The matrices of each expert's modules in those of a module of all experts."""
+    """Split PEFT's stacked matrices of all experts into per-expert modules."""
     rank, count = source.rank_of(stack.parameter), len(stack.experts)
     sizes = [places[name][0].matrix for name in stack.experts[0]]
     inputs, outputs = sizes[0][0], sum(size for _, size in sizes)
@@ -331,14 +332,14 @@ def _joined(modules: Sequence[tuple[Place, Matrices | None]]) -> LowRank:
 
 
 def _parts(place: Place) -> Iterator[tuple[slice, ...]]:
-    """Output slices of our weight that a module owns."""
+    """Slices of the weight's outputs that a module fills."""
     for piece in place.pieces:
         inputs, outputs = place.shape.inputs, place.shape.outputs
         yield tuple(piece.place((*inputs, *outputs))[len(inputs) :])
 
 
 def _outputs(place: Place, matrices: Matrices) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
-    """Pairs of an output slice of our weight and the matching columns [rank, ...] of B."""
+    """Pairs of a slice of the weight's outputs and the matching columns [rank, ...] of B."""
     for piece, where in zip(place.pieces, _parts(place), strict=True):
         if piece.transpose:
             own = replace(piece, shape=matrices.up.shape)

@@ -1,9 +1,9 @@
-"""PEFT's modules of all experts: a pair of matrices for a parameter [experts, ...].
+"""PEFT's `target_parameters` for MoE layers: one pair of matrices for a parameter [experts, ...].
 
-`target_parameters` wraps the module of the experts once per parameter, so names in a file tell
-which one only together with adapter_config.json: of two, the inner (`experts.base_layer`) is
-`gate_up_proj` and the outer (`experts`) is `down_proj`; one alone is `experts`. A is [experts x
-rank, inputs] and B [outputs, rank x experts], whichever way the parameter itself is stored.
+PEFT wraps the experts module once per parameter, so tensor names identify the parameter only
+together with adapter_config.json: of two, the inner (`experts.base_layer`) is `gate_up_proj` and
+the outer (`experts`) is `down_proj`; a single one is `experts`. A is [experts x rank, inputs] and B
+[outputs, rank x experts], whichever way the parameter itself is stored.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jengine.errors import CheckpointError
 
-if TYPE_CHECKING:  # which reads them
+if TYPE_CHECKING:
     from jengine.lora.peft_files import Place
 
 INNER = ".base_layer"
-# transformers' names of the parameters, by the path of our weight in its block.
+# Our weight in a MoE block -> transformers' name of the parameter.
 PARAMETERS = {"gate_up": "gate_up_proj", "down": "down_proj"}
 
 
 class StackedModule(NamedTuple):
-    """The parameter of a module of all experts, and each expert's modules that it stands for, in
-    the order of its outputs."""
+    """The parameter that a stacked PEFT module adapts, and per expert the checkpoint modules it
+    covers, in the order of its outputs."""
 
     parameter: str
     experts: tuple[tuple[str, ...], ...]
@@ -35,8 +35,8 @@ def stacked_modules(
     parameters: Sequence[str],
     where: str,
 ) -> dict[str, StackedModule]:
-    """Modules whose one tensor holds all experts; `parameters` are PEFT's target_parameters.
-    Raises CheckpointError if these do not say which parameter a module adapts."""
+    """PEFT modules that adapt all experts at once. `parameters` is target_parameters. Raises
+    CheckpointError if it does not identify the parameter of a module."""
     known = _by_parameter(places)
     found: dict[str, StackedModule] = {}
     for module in modules:
@@ -62,7 +62,7 @@ def stacked_modules(
 def _by_parameter(
     places: Mapping[str, tuple[Place, ...]],
 ) -> dict[str, dict[str, list[list[str]]]]:
-    """By module of all experts and parameter: each expert's modules."""
+    """Experts module -> parameter -> modules of each expert."""
     found: dict[str, dict[str, list[list[str]]]] = {}
     for name, own in places.items():
         place = own[0]

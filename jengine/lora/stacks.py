@@ -35,7 +35,7 @@ class AdapterStacks:
         implementation: str = "xla",
     ) -> None:
         self.weights = weights
-        self.implementation = implementation  # of matmuls with them
+        self.implementation = implementation  # of low-rank matmuls
         self.store = store
         self._dtype = jnp.dtype(dtype)
         stacks = [stack for weight in weights.values() for stack in weight.stacks]
@@ -45,7 +45,7 @@ class AdapterStacks:
             )
             for stack in stacks
         )
-        # Of one slot, as it comes from the host.
+        # Shapes of one slot's arrays, as transferred from the host.
         slot = [stack for weight in weights.values() for stack in weight.of_slot.stacks]
         self._slot_shapes = [stack.shape for stack in slot]
         self._slot_shardings = [placement.sharding(stack.axes, stack.shape) for stack in slot]
@@ -75,7 +75,6 @@ class AdapterStacks:
 
     @property
     def shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Shapes and dtypes of the arrays."""
         return self._shapes
 
     def holds(self, slot: int, digest: str) -> bool:
@@ -83,13 +82,13 @@ class AdapterStacks:
         return self._held.get(slot) == digest
 
     def hold(self, slot: int, digest: str) -> None:
-        """Load an adapter into a slot (numbered from 1), unless it is there. A missing one is
-        logged and zeroed."""
+        """Load an adapter into a slot (numbered from 1), unless it is there. If the store lacks the
+        adapter, log an error and make its rows fail."""
         if self.holds(slot, digest):
             return
         adapter = self.store.find(digest)
         if adapter is None:
-            # Its rows then fail, as their logits are no numbers; other rows do not see them.
+            # NaN weights: rows of this slot get NaN logits and fail; other rows are unaffected.
             logger.error("the LoRA adapter %s is not loaded here; its requests fail", digest[:12])
         self._write_slot(slot, adapter)
         self._held[slot] = digest
@@ -109,7 +108,7 @@ class AdapterStacks:
         self.leaves = self._write(self.leaves, np.int32(slot - 1), tuple(arrays))
 
     def _filled(self, adapter: Adapter | None) -> list[np.ndarray]:
-        if adapter is None:  # of each pair the first matrix is no number, the second one zero
+        if adapter is None:  # NaN in each down matrix, zeros in each up matrix
             values = (np.nan, 0.0)
             return [
                 np.full(shape, values[index % 2], self._dtype)
@@ -133,7 +132,7 @@ class AdapterStacks:
 
 
 def with_slot(stacks: Arrays, slot: jax.Array, given: Arrays) -> Arrays:
-    """Write arrays [stages, ...] into a slot of the stacks."""
+    """Write arrays [stages, ...] into a slot of the stacked arrays."""
 
     def written(stack: jax.Array, array: jax.Array) -> jax.Array:
         by_stage = stack.reshape(len(array), -1, *stack.shape[1:])

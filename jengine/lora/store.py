@@ -1,7 +1,7 @@
 """Adapters in host memory by content digest; one store per process.
 
-In: PEFT folders, or matrices by name. Out: adapters that fit the base model; a mismatch raises an
-error that names it and changes nothing.
+In: PEFT folders, or matrices by name. Out: adapters that fit the base model. A mismatch raises
+CheckpointError and changes nothing.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from jengine.lora.weights import wanted_places
 
 
 class AdapterStore:
-    """Reference-counted adapters of one base model: several fronts may add and drop the same
-    one."""
+    """Reference-counted adapters of one base model: several front processes may add and drop the
+    same adapter."""
 
     def __init__(
         self, config: ModelConfig, max_rank: int, modules: tuple[str, ...] | None = None
@@ -118,7 +118,8 @@ def read_live_adapter(
     max_rank: int,
     stabilized: bool = False,
 ) -> Adapter:
-    """Build the adapter. With `alpha` None, b is scaled already. Raises CheckpointError."""
+    """Build an adapter from in-memory matrices. `alpha` None: B is already scaled. Raises
+    CheckpointError."""
     paths = by_path(places)
     matrices = by_matrix(matrices, paths)
     found: dict[str, Matrices] = {}
@@ -148,7 +149,7 @@ def read_live_adapter(
 def by_matrix(
     matrices: Mapping[str, np.ndarray], paths: Mapping[str, object]
 ) -> dict[str, np.ndarray]:
-    """Split arrays [groups, ...] of weights with groups, such as experts, by matrix."""
+    """Split arrays [groups, ...] of grouped weights, such as experts, by matrix."""
     found: dict[str, np.ndarray] = {}
     for name, array in matrices.items():
         path, dot, own = name.rpartition(".")
@@ -196,11 +197,8 @@ def _own(
     max_rank: int,
     stabilized: bool,
 ) -> LowRank:
-    """Update of a weight named by our own path, whose inputs and outputs may have several
-    dimensions.
-
-    Each fused module gets the pair, restricted to its own outputs.
-    """
+    """Update of a weight named by jengine's path, whose inputs and outputs may have several
+    dimensions. The pair is repeated for each fused module, with B restricted to its outputs."""
     place, owners = modules[0], owners_of(modules)
     rank = _rank(matrices, path + OWN_DOWN, -1, max_rank)
     inputs, outputs = math.prod(place.inputs), math.prod(place.outputs)
@@ -214,7 +212,7 @@ def _own(
 
 
 def scale(alpha: float | None, rank: int, stabilized: bool) -> np.float32:
-    """Factor of down @ up: alpha / rank, or alpha / sqrt(rank) for rank-stabilised LoRA."""
+    """Scale of the update: alpha / rank, or alpha / sqrt(rank) for rsLoRA; 1 without alpha."""
     if alpha is None:
         return np.float32(1.0)
     return np.float32(alpha / (math.sqrt(rank) if stabilized else rank))
@@ -236,7 +234,7 @@ def _array(
     shape: tuple[int, ...],
     flat: tuple[int, ...] | None = None,
 ) -> np.ndarray:
-    """A matrix in `shape`; it may be given flattened to `flat`. Raises CheckpointError."""
+    """Return a matrix in `shape`; it may be given flattened to `flat`. Raises CheckpointError."""
     if name not in matrices:
         raise CheckpointError(f"{SOURCE}: {name!r} is missing.")
     array = np.asarray(matrices[name], np.float32)

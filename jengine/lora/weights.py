@@ -20,7 +20,7 @@ from jengine.models.stages import LAYER_PATH, StageLayout
 from jengine.quantization.scheme import Axes, WeightShape
 from pallas_kernels.low_rank import COLUMNS, inputs_first
 
-HEAD = "head"  # the path of the output head, which sees other rows than the layers
+HEAD = "head"  # path of the output head, which runs only on rows that need logits
 
 
 class StackShape(NamedTuple):
@@ -32,18 +32,19 @@ class StackShape(NamedTuple):
 
 @dataclass(frozen=True)
 class LowRankWeight:
-    """Stacked update of one weight: x @ down[slot] @ up[slot]. With groups, both have one more
-    axis behind the slots."""
+    """Stacked update of one weight: x @ down[slot] @ up[slot]. With groups, both have a group axis
+    after the slots."""
 
-    # Its path; in a pipeline one per stage, None where a stage skips the layer's slot.
+    # One path per pipeline stage, None where a stage skips the layer slot; without stages a single
+    # one.
     paths: tuple[str | None, ...]
     weight: WeightShape
-    rank: int  # the sum over modules of a checkpoint that share the weight
+    rank: int  # summed over fused modules
     slots: int
-    # The number of the module that makes each output, i32 [*outputs].
+    # Index of the fused module that makes each output, i32 [*outputs].
     owners: np.ndarray = field(compare=False)
     inputs_first: bool = False  # whether down is [slots, *inputs, rank]
-    is_table: bool = False  # an embedding: x are tokens, whose rows of down are taken
+    is_table: bool = False  # an embedding: x are token ids, down has a row per token
 
     @property
     def module_rank(self) -> int:
@@ -61,8 +62,8 @@ class LowRankWeight:
 
     @property
     def stacks(self) -> tuple[StackShape, StackShape]:
-        """down [slots, *groups, rank, *inputs] and up [slots, *groups, rank, *outputs], sharded as
-        the weight is. The first axis has the slots of all stages, one after the other."""
+        """down [slots, *groups, rank, *inputs] and up [slots, *groups, rank, *outputs], sharded
+        like the weight. In a pipeline the first axis is [stages * slots]."""
         weight, rank, lead = self.weight, self.rank, (len(self.paths) * self.slots,)
         stage: Axes = ("stage" if self.is_staged else None,)
         if self.is_table:
@@ -82,16 +83,16 @@ class LowRankWeight:
 
     @property
     def is_staged(self) -> bool:
-        """Whether every pipeline stage has its own part of the arrays."""
+        """Whether the arrays are split by pipeline stage."""
         return len(self.paths) > 1
 
     @property
     def of_slot(self) -> LowRankWeight:
-        """The arrays of one slot alone."""
+        """The same with a single slot."""
         return replace(self, slots=1)
 
     def filled(self, parts: Mapping[str, LowRank], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Arrange an adapter for one slot, [stages, ...]; zeros where it changes nothing."""
+        """Lay out an adapter for one slot, [stages, ...]; zeros for weights it does not adapt."""
         lead = (len(self.paths),)
         down, up = (np.zeros((*lead, *stack.shape[1:]), dtype) for stack in self.stacks)
         for stage, path in enumerate(self.paths):
@@ -113,7 +114,8 @@ class LowRankWeight:
         up[places] = part.up
 
     def _places(self, part: LowRank) -> np.ndarray:
-        """Rank positions of an adapter in the slot: each module's begin at its reserved range."""
+        """Rank indices of an adapter within the slot: each fused module starts at its reserved
+        range."""
         ranks = part.ranks or (part.rank,)
         firsts = np.arange(len(ranks)) * self.module_rank
         return np.concatenate(
@@ -130,17 +132,17 @@ def adapted_weights(
     implementation: str = "cpu",
     layout: StageLayout | None = None,
 ) -> dict[str, LowRankWeight]:
-    """Weights that adapters of this rank may change, by path of their `Linear`; in a pipeline of
-    this layout, those of every stage by the path of its slot.
+    """Weights that adapters up to this rank may change, by path of their `Linear`; in a pipeline,
+    by path of the layer slot.
 
     `modules` are last components of checkpoint module names (vLLM's lora_target_modules); None for
-    all. `implementation`: of matmuls with them.
+    all. `implementation`: of low-rank matmuls.
     """
     found: dict[str, LowRankWeight] = {}
     for own in by_path(wanted_places(places_of(config), modules)).values():
         place = own[0]
         paths = paths_in(layout, place.path)
-        if not paths or place.path in found:  # all groups are alike
+        if not paths or place.path in found:  # experts share one stacked weight
             continue
         found[place.path] = LowRankWeight(
             paths, place.shape, rank * len(own), slots, owners_of(own),
@@ -150,8 +152,8 @@ def adapted_weights(
 
 
 def paths_in(layout: StageLayout | None, path: str) -> tuple[str | None, ...]:
-    """Paths, by stage, of the weights in this path's slot (None: the stage skips the slot); () if
-    the layer is no slot."""
+    """Per stage, the path of the weight in this layer slot (None: the stage skips it). () if the
+    layer has no slot of its own number."""
     match = LAYER_PATH.fullmatch(path)
     if layout is None or layout.num_stages == 1 or match is None:
         return (path,)
@@ -161,7 +163,8 @@ def paths_in(layout: StageLayout | None, path: str) -> tuple[str | None, ...]:
 
 
 def wanted_places(places: Places, modules: Sequence[str] | None) -> Places:
-    """Restrict to named modules. Raises ConfigError for an unknown name."""
+    """Restrict places to the modules named in lora_target_modules. Raises ConfigError for an
+    unknown name."""
     if modules is None:
         return places
     called = {name: module_names(name, own) for name, own in places.items()}
@@ -176,8 +179,8 @@ def wanted_places(places: Places, modules: Sequence[str] | None) -> Places:
 
 
 def module_names(name: str, places: Sequence[Place]) -> set[str]:
-    """What lora_target_modules may call a module: its last component and, of an expert's, that of
-    all experts."""
+    """Names of a module in lora_target_modules: its last component and, for an expert's module, the
+    component before the expert index."""
     *_, experts, _, last = ("", "", *name.split("."))
     return {last} if places[0].group is None else {last, experts}
 
