@@ -1,4 +1,4 @@
-"""Chooses the scheme that a step multiplies with, by backend."""
+"""Chooses the scheme that a step multiplies with, by backend and devices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def on_cpus(kernels: cpu.CpuWeights, placement: Placement) -> WeightScheme:
     return ShardedWeights(kernels, placement) if placement.is_split else kernels
 
 
-# Backend -> declared scheme -> the scheme of a step on some devices.
+# Backend -> declared scheme type -> the step's scheme on given devices.
 STEP_SCHEMES: dict[str, dict[WeightScheme, Callable[[Placement], WeightScheme]]] = {
     "cpu": {UNQUANTIZED: partial(on_cpus, cpu.PACKED)},
     "cpu in place": {UNQUANTIZED: partial(on_cpus, cpu.IN_PLACE)},
@@ -39,8 +39,8 @@ GPU_BACKENDS = ("triton", "triton, exact sums")
 
 
 def matmul_backend(kernels: str, *, pack: bool, exact: bool = False) -> str:
-    """Matmul backend that goes with these attention kernels. `exact`: partial sums are exchanged in
-    float32 rather than bfloat16."""
+    """Matmul backend of an attention backend. `exact`: partial sums are all-reduced in float32
+    rather than bfloat16."""
     if kernels == "triton" and exact:
         return "triton, exact sums"
     return "cpu in place" if kernels == "cpu" and not pack else kernels
@@ -49,7 +49,7 @@ def matmul_backend(kernels: str, *, pack: bool, exact: bool = False) -> str:
 def weight_scheme(
     declared: WeightScheme, weight: WeightShape, backend: str | None, placement: Placement
 ) -> WeightScheme:
-    """Scheme of a step for this weight on these devices."""
+    """A step's scheme for this weight on these devices."""
     if weight.groups is not None and placement.whole_experts and placement.ways("experts") > 1:
         alone = declared == UNQUANTIZED or backend in GPU_BACKENDS
         where = placement.of_one_device if alone else placement
@@ -63,13 +63,14 @@ def weight_scheme(
 def first_that_fits(
     declared: WeightScheme, weight: WeightShape, backend: str | None, placement: Placement
 ) -> WeightScheme:
-    """The best scheme that supports this weight's shards; the declared one, in XLA, always does."""
+    """The best scheme that supports this weight's shards, else the declared one, which XLA
+    multiplies."""
     chosen = step_schemes(declared, backend, placement)
     return next((scheme for scheme in chosen if fits(scheme, weight)), declared)
 
 
 def step_scheme(declared: WeightScheme, backend: str | None, placement: Placement) -> WeightScheme:
-    """Preferred scheme of a step for a declared scheme, whatever the weight."""
+    """The preferred scheme for a declared one, regardless of the weight."""
     return step_schemes(declared, backend, placement)[0]
 
 
@@ -114,7 +115,7 @@ def is_unfit(
 
 
 def fits(scheme: WeightScheme, weight: WeightShape) -> bool:
-    """Whether a scheme supports this weight's shards."""
+    """Whether the scheme's kernels support this weight's shards."""
     if isinstance(scheme, QuantizedTable):
         return fits(scheme.matrix, transposed(weight))
     return not isinstance(scheme, ShardedWeights | Repacked) or scheme.fits(weight)

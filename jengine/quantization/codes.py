@@ -14,12 +14,12 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, UInt8
 
 FP8 = jnp.float8_e4m3fn
-# The largest value that scales are made for.
+# Largest absolute value of each format, to which scales map the largest of the data.
 LARGEST = {"int8": 127.0, "int4": 7.0, "fp8": 448.0}
 STORED: dict[str, Any] = {"int8": jnp.int8, "int4": jnp.uint8, "fp8": FP8, "fp4": jnp.uint8}
-# The values of FP4 (E2M1) by their codes; the highest bit is the sign.
+# FP4 (E2M1) values by code; the sign bit is the highest.
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-# A scale of zeros would give 0 / 0.
+# Avoids 0 / 0 for all-zero groups.
 SMALLEST_SCALE = 1e-12
 
 

@@ -1,20 +1,19 @@
-"""Plain weights as the CPU kernels take them: packed once, or in place from the declared array.
+"""Unquantized weights for the CPU kernels: packed once, or read in place from the declared array.
 
-Both multiply to the same bits. Norm, bias, activation and residual are fused with the matmul.
+Both forms give bit-equal results. Norm, bias, activation and residual are fused with the matmul.
 
-On a CPU, matmuls and attention leave XLA, which repacks every weight at every matmul and gathers
-every page. `pallas_kernels/cpu` is C++ behind `jax.ffi`. It runs on XLA's own threads and is
-compiled at first use, with the machine's compiler for the very processor; without a compiler XLA
-does the work. `Linear` gives its scheme the norm before it, the activation and the residual after
-it, and which rows are padding, so that one call does all of it. Weights are packed as they are
-loaded, and unpacked for `parameters()` and `save`; `update_params` packs into the same memory, and
-`pack_weights=False` multiplies from the given arrays, to the same bits. On a mesh each device packs
-its own shard; where inputs are sharded, partial sums are added up before bias and residual
-(`quantization/cpu_shards.py`). A matmul sums over k in one order, and attention takes keys in
-chunks at absolute positions, so an answer's numbers do not depend on what ran beside it. Tokens are
-drawn by a kernel with the noise that XLA would make, bit for bit. Work that takes no longer than
-waking a thread stays on the calling one. Programs call the kernels by names that hold a digest of
-their source: a program from the compile cache never meets kernels that it was not compiled for.
+On a CPU, matmuls and attention bypass XLA, which repacks every weight at every matmul and gathers
+every page. `pallas_kernels/cpu` is C++ behind `jax.ffi`. It runs on XLA's threads and is compiled
+at first use for this processor; without a compiler XLA does the work. `Linear` passes its scheme
+the preceding norm, the following activation and residual, and which rows are padding, for one fused
+call. Weights are packed as they are loaded, and unpacked for `parameters()` and `save`;
+`update_params` packs into the same memory, and `pack_weights=False` multiplies from the given
+arrays. On a mesh each device packs its shard; where inputs are sharded, partial sums are
+all-reduced before bias and residual (`quantization/cpu_shards.py`). A matmul sums over k in one
+order, and attention takes keys in chunks at absolute positions, so results are batch-invariant.
+Sampling draws with XLA's noise, bit for bit. Work that takes no longer than waking a thread stays
+on the calling one. Programs call kernels by names that include a digest of their source, so a
+program from the compile cache never runs other kernels than it was compiled for.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from pallas_kernels.cpu.logits import softmax_parts
 
 @dataclass(frozen=True)
 class CpuWeights(WeightScheme):
-    """`packed` weights take extra memory and half the time of in-place ones."""
+    """`packed` weights take extra memory; their matmuls take half the time of in-place ones."""
 
     packed: bool
 
@@ -82,12 +81,12 @@ class CpuWeights(WeightScheme):
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
         """An unfused matmul."""
-        if weight.gated:  # packed for a fused gate only, so both halves are wanted as they are
+        if weight.gated:  # packed for the fused gate, but gate and up are wanted apart
             return UNQUANTIZED.multiply(weight, x, self.restore(weight, tensors))
         return self.apply(weight, x, tensors, Around())
 
     def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
-        """Rows of a table, which are panel columns when packed."""
+        """Rows of a table; when packed, they are columns of panels."""
         if not self.packed:
             return UNQUANTIZED.lookup(weight, indices, tensors)
         return kernels.columns(tensors["weight"], weight.matrix[0], indices)

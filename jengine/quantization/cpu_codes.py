@@ -1,10 +1,9 @@
-"""Weights of integers of few bits in CPU kernels.
+"""Integer weights of 8 bits or fewer in CPU kernels.
 
-Prepared: packed codes, and scales and zeros in panel order: float32, or, of GGUF's blocks, in the
-bits of files. Codes are dequantized in
-registers, and sums per input group scaled, so weights are never rounded to the model's dtype. Where
-the format rounds activations to int8 as well, the kernel does it, and multiplies codes by codes:
-integer sums are exact, and results have the bits of XLA's.
+Prepared: packed codes, with scales and zeros in panel order: float32, or for GGUF blocks in the
+file's bits. Codes are dequantized in registers and sums scaled per input group, so weights are
+never rounded to the model's dtype. Where the format rounds activations to int8, the kernel does so
+and multiplies integers: their sums are exact, and results are bit-equal to XLA's.
 """
 
 from __future__ import annotations
@@ -32,13 +31,11 @@ from jengine.weight_formats import IQ4_VALUES, Integers, WeightFormat
 from pallas_kernels.cpu import codes as kernels
 from pallas_kernels.cpu.matmul import ACTIVATIONS, PANEL, Scales
 
-MIDDLE = {"int8": 128, "int4": 8}  # what zeros are stored larger by
+MIDDLE = {"int8": 128, "int4": 8}  # offset of stored zeros, which are for unsigned codes
 
 
 @dataclass(frozen=True)
 class CpuCodes(Repacked):
-    """Packed in the kernels' panels."""
-
     def fits(self, weight: WeightShape) -> bool:
         """Whether the kernels support this group size."""
         return kernels.scales_fit(self._group(weight), weight.matrix[0], self._factors)
@@ -101,7 +98,7 @@ class CpuCodes(Repacked):
         return codes
 
     def _packed_shared(self, name: str, array: Array, gated: bool) -> Array:
-        """Scales, zeros, least values or units."""
+        """Pack scales, zeros, minimums, or the units that count them."""
         if kind := self._kind(name):
             return kernels.pack_codes(
                 unsigned(array, kind), array.shape[-2], "float32", gated, kind
@@ -135,7 +132,7 @@ class CpuCodes(Repacked):
         return {**unpacked, **static_scale(tensors)}
 
     def outputs_at(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Tensors:
-        """The columns of whole panels, of which one each is kept."""
+        """Unpack the panels that hold these outputs, and select one lane of each."""
         own = static_scale(tensors)
         panels = {
             name: array[indices // PANEL] for name, array in tensors.items() if name not in own
@@ -149,7 +146,7 @@ class CpuCodes(Repacked):
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
         """An unfused matmul."""
-        if weight.gated:  # packed for a fused gate only, so both halves are wanted as they are
+        if weight.gated:  # packed for the fused gate, but gate and up are wanted apart
             return self.quantized.multiply(weight, x, self.unpack(weight, tensors))
         return self.apply(weight, x, tensors, Around())
 
@@ -181,7 +178,7 @@ class CpuCodes(Repacked):
 
     def _scales(self, weight: WeightShape, tensors: Tensors) -> Scales:
         x_scale = tensors.get("input_scale")
-        if x_scale is not None:  # the largest of a weight, as in XLA
+        if x_scale is not None:  # fused modules share the largest scale, as in XLA
             x_scale = x_scale.reshape(weight.groups or 1, -1).max(1)
         return Scales(
             tensors["scale"], tensors.get("zero"), self._group(weight), self._factors, x_scale,
@@ -192,14 +189,14 @@ class CpuCodes(Repacked):
         )  # fmt: skip
 
     def _kind(self, name: str) -> str | None:
-        """The kernels' name of what groups share, where it is integers."""
+        """The kernels' name of a per-group tensor's integer type; None for floats."""
         blocks = self.format.blocks
         own = None if blocks is None else blocks.integers(name)
         return None if own is None else kind_of(own)
 
     @property
     def _codes(self) -> str:
-        """The kernels' name of the weight's integers."""
+        """The kernels' name of the codes' type."""
         blocks = self.format.blocks
         if blocks is None:
             return self.format.values
@@ -216,7 +213,7 @@ class CpuCodes(Repacked):
 
     @property
     def _factors(self) -> Any:
-        """The dtype of what is multiplied."""
+        """Dtype in which the kernels multiply."""
         return self.given.dtype if self.format.activations is None else jnp.int8
 
     def _group(self, weight: WeightShape) -> int:
@@ -224,12 +221,12 @@ class CpuCodes(Repacked):
 
 
 def static_scale(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored scale of activations if there is one: it stays as declared."""
+    """The static activation scale, if any, which is not packed."""
     return {name: one for name, one in given.items() if name == "input_scale"}
 
 
 def unsigned(codes: Array, kind: str) -> Array:
-    """Numbers as codes of this kind; those of 8 bits are int8 in the kernels as well."""
+    """Convert values to the kernels' codes of this type: unsigned, except int8."""
     if kind == "int8":
         return codes.astype(jnp.int8)
     if kind == "iq4":

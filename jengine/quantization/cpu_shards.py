@@ -74,7 +74,7 @@ class ShardedWeights(WeightScheme):
         return UNQUANTIZED.declared(weight, dtype, init)
 
     def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
-        """Packed panels of each device."""
+        """Packed panels, stacked by device."""
         if self.takes_declared:
             return self.declared(weight, dtype, Initializer())
         counts, own = self.shards(weight).counts, self.shards(weight).own
@@ -109,12 +109,12 @@ class ShardedWeights(WeightScheme):
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
         """An unfused matmul."""
-        if weight.gated:  # packed for a fused gate only, so both halves are wanted as they are
+        if weight.gated:  # packed for the fused gate, but gate and up are wanted apart
             return UNQUANTIZED.multiply(weight, x, self.restore(weight, tensors))
         return self.apply(weight, x, tensors, Around())
 
     def lookup(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Array:
-        """Rows of a table, each from the device that holds it."""
+        """Rows of a table: looked up on the device that holds each, then all-reduced."""
         if self.takes_declared:
             return UNQUANTIZED.lookup(weight, indices, tensors)
         shards = self.shards(weight)
@@ -147,7 +147,7 @@ class ShardedWeights(WeightScheme):
         return self.placement.on_each_device(self.kernels.softmax, (EVERYWHERE,), EVERYWHERE)(x)
 
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
-        """One fused call where devices hold whole rows of x."""
+        """One fused call per device if inputs are unsharded, else partial sums."""
         if self.shards(weight).summed:
             normed = x if around.norm is None else self.normalize(around.norm, x)
             alone = Around(positions=around.positions)
@@ -223,7 +223,8 @@ class ShardedWeights(WeightScheme):
         return tuple(mesh_axes(axis, size, sizes) for axis, size in zip(axes, dims, strict=True))
 
     def fits(self, weight: WeightShape) -> bool:
-        """Whether the kernels can run on its shards: gate and up must not be split apart."""
+        """Whether the kernels support the shards: a gated weight's inputs and gate/up axis must be
+        unsharded."""
         shards = self.shards(weight)
         return not (weight.gated and (shards.summed or shards.outputs[0]))
 
@@ -250,7 +251,6 @@ def axes_of(weight: WeightShape) -> tuple[Axes, Axes]:
 
 
 def spec_of(*names: Names) -> PartitionSpec:
-    """Partition spec of dimensions over these mesh axes."""
     return PartitionSpec(*(one or None for one in names))
 
 

@@ -1,9 +1,9 @@
 """LoRA of experts: low-rank matrices of every adapter slot and expert, added to a grouped matmul.
 
-A row of a grouped matmul is a token with one of its experts. Rows of one slot and expert run
-together and read their two matrices once: by the kernels of `pallas_kernels/low_rank`, for which
-each pair of a slot and an expert is a slot, or in XLA as two grouped matmuls. Addends come before
-activations, so schemes do not fuse these then. Must not know adapters' names or files.
+A row of a grouped matmul is one (token, expert) pair. Rows of one slot and expert run together and
+read their two matrices once: in the kernels of `pallas_kernels/low_rank`, to which each (slot,
+expert) pair is a slot, or in XLA as two grouped matmuls. The update is added before the activation,
+so schemes do not fuse the activation then. Must not know adapters' names or files.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ExpertAdapters:
-    """The matrices of a weight: down [slots, experts, inputs, rank], which the CPU kernel takes as
-    [slots, experts, rank, inputs], and up [slots, experts, rank, *outputs]."""
+    """Stacked LoRA matrices of one weight: down [slots, experts, inputs, rank] (for the CPU kernel
+    [slots, experts, rank, inputs]) and up [slots, experts, rank, *outputs]."""
 
     down: Float[Array, "slots experts ..."]
     up: Float[Array, "slots experts rank ..."]
@@ -58,14 +58,14 @@ class ExpertAdapters:
             )
 
     def specs(self, placement: Placement) -> ExpertAdapters:
-        """How both arrays are sharded, in a tree like this one."""
+        """Partition specs of both arrays, in a tree of this structure."""
         down, up = self.axes
         return replace(
             self, down=placement.spec(down, self.down.shape), up=placement.spec(up, self.up.shape)
         )
 
     def spread(self, names: tuple[str, ...]) -> ExpertAdapters:
-        """Specs of whole experts spread over these mesh axes."""
+        """Partition specs with the experts axis sharded over these mesh axes."""
         spec = PartitionSpec(None, names)
         return replace(self, down=spec, up=spec)
 
@@ -79,7 +79,7 @@ def low_rank_by_group(
     """x @ down[group] @ up[group] per row in XLA; zeros for group -1."""
     count, rows = down.shape[0], x.shape[0]
     without = groups < 0
-    last = jnp.where(without, count, groups)  # rows without a group come behind all others
+    last = jnp.where(without, count, groups)  # rows without a group are sorted last
     order, sizes = jnp.argsort(last), jnp.bincount(last, length=count + 1)[:count]
     sizes = sizes.astype(jnp.int32)
     inner = grouped_project(x[order], down, sizes)

@@ -19,19 +19,19 @@ from jengine.layers.moe import Picked
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Bool, Float, Int
 
-# Tokens of a device below which an exchange costs more than sums of all tokens.
+# Tokens per device below which all-reducing sums is cheaper than all-to-all.
 FEWEST_TOKENS = 8
-# x [tokens, hidden], with experts numbered on this device (-1: not here), and `live`, to sums.
+# Runs local experts: (x [tokens, hidden], experts by local index (-1: remote), live) -> sums.
 Mix = Callable[[Array, Picked, Array | None], Array]
 
 
 class Spread(NamedTuple):
     """Placement of experts, as seen inside a mapped function."""
 
-    apart: tuple[str, ...]  # mesh axes of devices with different tokens: replicas
-    alike: tuple[str, ...]  # those of devices with the same tokens
-    devices: int  # along all these axes
-    experts: int  # of each device
+    apart: tuple[str, ...]  # mesh axes over which tokens differ (data-parallel replicas)
+    alike: tuple[str, ...]  # mesh axes over which tokens are replicated
+    devices: int  # over all these axes
+    experts: int  # per device
     is_cpu: bool
 
     @property
@@ -41,23 +41,21 @@ class Spread(NamedTuple):
 
     @property
     def number_alike(self) -> Array | int:
-        """Index of this device among those with the same tokens."""
+        """Index of this device among those with replicated tokens."""
         return lax.axis_index(self.alike) if self.alike else 0
 
     @property
     def devices_alike(self) -> int:
-        """Number of devices with the same tokens."""
+        """Number of devices with replicated tokens."""
         return lax.axis_size(self.alike) if self.alike else 1
 
     def own(self, experts: Int[Array, "tokens chosen"]) -> Int[Array, "tokens chosen"]:
-        """Local indices of this device's experts; -1 for others."""
+        """Local indices of this device's experts; -1 for remote ones."""
         mine = experts - lax.axis_index(self.names) * self.experts
         return jnp.where((mine >= 0) & (mine < self.experts), mine, -1)
 
 
 class Exchange(Protocol):
-    """A way to exchange tokens or sums."""
-
     def __call__(
         self, mix: Mix, x: Array, picked: Picked, live: Array | None, spread: Spread
     ) -> Array: ...
@@ -121,13 +119,13 @@ def dispatch_and_combine(
     route = Route.of(goes, spread)
     weights = lax.bitcast_convert_type(picked.weights.astype(jnp.float32), jnp.int32)
     slots = [] if picked.slots is None else [picked.slots[:, None]]
-    notes = jnp.concatenate([picked.experts, weights, *slots], axis=1)  # in one message
+    notes = jnp.concatenate([picked.experts, weights, *slots], axis=1)  # one message
     there, count = route.sent(x, 0), picked.experts.shape[1]
     experts, weights, theirs = jnp.split(route.sent(notes, -1), [count, 2 * count], axis=1)
     weights = lax.bitcast_convert_type(weights, jnp.float32)
     made = mix(there, Picked(weights, spread.own(experts), theirs[:, 0] if slots else None), None)
     parts = route.returned(made)
-    # By gathers, in the order of the devices: a scatter would add up in any order.
+    # By gathers, in device order: the summation order of a scatter is undefined.
     place = jnp.cumsum(goes.reshape(-1)).reshape(goes.shape) - 1
     back = jnp.where(goes[..., None], parts[jnp.where(goes, place, 0)], 0)
     assert back.shape[:2] == (spread.devices, share), "a part of each device and token"
@@ -136,19 +134,19 @@ def dispatch_and_combine(
 
 @dataclass(frozen=True)
 class Route:
-    """Rows this device sends, by receiver and token. Receivers reserve a slot for each sender's
-    token."""
+    """Rows that this device sends, by receiver and token. A receiver has a buffer slot for each
+    token of each sender."""
 
-    tokens: Array  # i32[rows]: the token of each row
-    starts: Array  # i32[devices]: where the rows for each receiver begin
-    sizes: Array  # i32[devices]: how many there are
-    received: Array  # i32[devices]: how many come from each sender
+    tokens: Array  # i32[rows]: token index of each row
+    starts: Array  # i32[devices]: first row for each receiver
+    sizes: Array  # i32[devices]: number of rows for each receiver
+    received: Array  # i32[devices]: number of rows from each sender
     share: int
     spread: Spread
 
     @classmethod
     def of(cls, goes: Bool[Array, "devices share"], spread: Spread) -> Route:
-        """Route of tokens to the devices in `goes`."""
+        """Route each token to the devices where `goes` is true."""
         share = goes.shape[1]
         order = jnp.argsort(~goes.reshape(-1), stable=True)
         sizes = jnp.sum(goes, axis=1, dtype=jnp.int32)
@@ -157,14 +155,14 @@ class Route:
         return cls(order % share, starts, sizes, received, share, spread)
 
     def sent(self, values: Array, filler: float) -> Array:
-        """Send [share, ...] to receivers as [devices * share, ...], with `filler` in free slots."""
+        """Send [share, ...] to receivers as [devices * share, ...]; unused slots hold `filler`."""
         devices, share = self.spread.devices, self.share
         free = jnp.full((devices * share, *values.shape[1:]), filler, values.dtype)
         mine = jnp.full(devices, lax.axis_index(self.spread.names) * share, jnp.int32)
         return self._ragged(values[self.tokens], free, self.starts, self.sizes, mine, self.received)
 
     def returned(self, made: Array) -> Array:
-        """Return [devices * share, ...] to the senders."""
+        """Return results [devices * share, ...] to the senders."""
         places = jnp.arange(self.spread.devices, dtype=jnp.int32) * self.share
         theirs = lax.all_to_all(self.starts, self.spread.names, 0, 0, tiled=True)
         free = jnp.zeros_like(made)
@@ -195,7 +193,7 @@ def padded_all_to_all(
     rows = jnp.where(each < sizes[:, None], starts[:, None] + each, 0)
     got = lax.all_to_all(values[rows], names, 0, 0, tiled=True)
     begins = lax.all_to_all(places, names, 0, 0, tiled=True)
-    nowhere = len(into)  # past the end: dropped
+    nowhere = len(into)  # past the end, so dropped
     where = jnp.where(each < come[:, None], begins[:, None] + each, nowhere)
     return into.at[where].set(got, mode="drop")
 

@@ -1,16 +1,14 @@
-"""Plain weights on NVIDIA GPUs: XLA multiplies, except by the weights of experts.
+"""Unquantized weights on NVIDIA GPUs: XLA's matmuls, and grouped matmul kernels for experts, since
+XLA's multiplies every row by every expert.
 
-XLA's grouped matmul there multiplies every row by every expert's matrix.
+Activations that only attention or the next matmul reads are bfloat16 (gates, queries, keys,
+values), and so are all-reduced partial sums unless the engine is deterministic. The residual stream
+stays float32, as does everything on CPUs.
 
-What only attention or the next matmul reads is bfloat16 on GPUs: gates, queries, keys and values,
-and the parts of a sum that devices exchange, unless the engine is deterministic. The residual
-stream stays float32, as does everything on CPUs.
-
-Matmuls of plain weights are XLA's, on GPUs by cuBLASLt in programs of 64 tokens or more, which adds
-the residual as well (two launches less in each layer), and by whatever XLA times as fastest in
-smaller ones. `pallas_kernels/xla_matmul/tuning.json` is where that is said: no device has timed it
-yet, and `python -m jengine.bench.gpu` writes it anew. `compilation_config={"matmuls": "xla"}` or
-`"cublaslt"` is for all programs of an engine.
+`pallas_kernels/xla_matmul/tuning.json` chooses XLA's matmul library: cuBLASLt in programs of 64
+tokens or more, which fuses the residual too (two launches less per layer), and XLA's autotuner
+below. These figures are untimed; `python -m jengine.bench.gpu` measures them and rewrites the file.
+`compilation_config={"matmuls": "xla"}` or `"cublaslt"` overrides it.
 """
 
 from __future__ import annotations
@@ -39,8 +37,8 @@ from sharding.placement import Placement
 
 @dataclass(frozen=True)
 class GpuWeights(WeightScheme):
-    """Declared weights. Experts are sharded within. Partial sums are exchanged in bfloat16 unless
-    `exact`."""
+    """Declared weights, with tensor-parallel experts. Partial sums are all-reduced in bfloat16
+    unless `exact`."""
 
     placement: Placement
     exact: bool = False
@@ -58,16 +56,16 @@ class GpuWeights(WeightScheme):
         """Matmul in XLA; inner results and exchanged partial sums are bfloat16."""
         array = tensors["weight"]
         rounded = weight.inner or (self._in_parts(weight) and not self.exact)
-        if not rounded or array.dtype != jnp.bfloat16:  # the range of float16 is smaller
+        if not rounded or array.dtype != jnp.bfloat16:  # float16 could overflow
             return UNQUANTIZED.apply(weight, x, tensors, around)
         normed = x if around.norm is None else around.norm(x)
-        # Not rounded afterwards: XLA removes conversions there and back.
+        # Converted back to float32 at once: later, XLA would fold the two conversions away.
         made = multiplied(weight, normed, array, array.dtype).astype(jnp.float32)
         made = finished(weight, made, around)
         return made.astype(array.dtype) if weight.inner else made
 
     def _in_parts(self, weight: WeightShape) -> bool:
-        """Whether inputs are sharded, so that devices hold partial sums."""
+        """Whether inputs are sharded, so that devices compute partial sums."""
         spec = self.placement.spec(weight.axes, weight.shape)
         first = len(weight.outputs) if weight.outputs_first else 0
         return any(names is not None for names in spec[first : first + len(weight.inputs)])
@@ -92,7 +90,7 @@ class GpuWeights(WeightScheme):
         activation: str,
         live: Array | None,
     ) -> Array:
-        """Grouped matmul kernels; experts are sharded within, so each device has partial sums of
+        """Grouped matmul kernels; experts are tensor-parallel, so each device has partial sums of
         every token."""
         specs = [
             {"weight": self.placement.spec(one.shape.axes, one.shape.shape)}

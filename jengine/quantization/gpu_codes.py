@@ -1,7 +1,7 @@
 """Quantized weights on NVIDIA GPUs, dequantized in registers by Triton kernels.
 
-XLA would write a dequantized copy in every step. Prepared: codes [*outputs, inputs], declared
-scales and zeros with inputs flattened. GGUF's scales become float32, and are kept to be restored.
+XLA would write a dequantized copy in every step. Prepared: codes [*outputs, inputs], and scales and
+zeros with inputs flattened. GGUF's scales become float32; the declared ones are kept for `unpack`.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from pallas_kernels.quantized_matmul.coded import (
 )
 from sharding.placement import Placement
 
-KEPT = "declared_"  # begins the names of GGUF's declared scales
-# What tensor cores multiply numbers of codes in.
+KEPT = "declared_"  # name prefix of GGUF's declared scales
+# Dtypes in which tensor cores multiply dequantized codes.
 NARROW = ("bfloat16", "float16")
-# The least inputs of a scale of FP8 by FP8, which are multiplied at once, and the most.
+# Group sizes at which FP8 is multiplied by FP8.
 FLOAT8_GROUPS = (32, 64, 128)
 
 
 @dataclass(frozen=True)
 class GpuCodes(Repacked):
-    """Each device multiplies its shard; partial sums are exchanged in bfloat16 unless `exact`.
-    `float8`: FP8 by FP8 on tensor cores."""
+    """Each device multiplies its shard; partial sums are all-reduced in bfloat16 unless `exact`.
+    `float8`: tensor cores multiply FP8 by FP8."""
 
     placement: Placement
     exact: bool = False
@@ -71,18 +71,18 @@ class GpuCodes(Repacked):
         if self.given.dtype not in NARROW or weight.outputs_first:
             return False
         if weight.groups is None and format.bits == 8 and not self._is_grouped(weight):
-            return False  # XLA converts it in the matmul
+            return False  # XLA fuses the conversion into the matmul
         first, others = self._input_axes(weight)
         ways = self.placement.ways_of(first, weight.inputs[0])
         if any(self.placement.ways_of(axis, size) > 1 for axis, size in others):
             return False
-        # Rounding of activations needs all inputs of a row, and one scale for all experts.
+        # Activation rounding needs whole rows, and static scales differ by expert.
         apart = format.static or (ways > 1 and not format.activation_groups)
         if weight.groups is not None and format.activations is not None and apart:
             return False
         inputs, groups = weight.matrix[0], self.format.groups(weight.matrix[0])
         if self.placement.ways_of(first, inputs * self.format.bits // 8) != ways:
-            return False  # codes would be sharded further than the inputs
+            return False  # packed codes would be sharded differently from the inputs
         whole = ways == 1 or groups == 1 or inputs // ways % self._group(weight) == 0
         return whole and self._part(weight, inputs // ways) is not None
 
@@ -142,7 +142,7 @@ class GpuCodes(Repacked):
         return {"weight": found["weight"], **{name: found[KEPT + name] for name in names}}
 
     def outputs_at(self, weight: WeightShape, indices: Array, tensors: Tensors) -> Tensors:
-        """Codes have outputs first, scales and zeros last."""
+        """Select outputs: the first axis of codes, the last of scales and zeros."""
         found = {
             name: jnp.take(array, indices, axis=0 if name == "weight" else -1)
             for name, array in tensors.items()
@@ -150,7 +150,6 @@ class GpuCodes(Repacked):
         return self.unpack(replace(weight, outputs=indices.shape), found)
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
-        """One matmul per device."""
         return self._multiplied(weight, x, tensors, "float32").astype(jnp.float32)
 
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
@@ -222,7 +221,7 @@ class GpuCodes(Repacked):
         return run(x, {name: tensors[name] for name in specs})
 
     def _matrices(self, weight: WeightShape, tensors: Tensors) -> CodedWeight:
-        """One device's tensors in the kernels' form."""
+        """One device's tensors as the kernels' CodedWeight."""
         lead = tensors["weight"].shape[: len(leading(weight))]
         codes = tensors["weight"].reshape(*lead, -1, tensors["weight"].shape[-1])
         inputs = codes.shape[-1] * 8 // self.format.bits
@@ -277,7 +276,7 @@ class GpuCodes(Repacked):
         return self.format.group or weight.matrix[0]
 
     def _part_of(self, weight: WeightShape) -> int:
-        """Packing part of the inputs, for one device's shard."""
+        """The kernels' packing unit along the inputs, for one device's shard."""
         axis, _ = self._input_axes(weight)
         ways = self.placement.ways_of(axis, weight.inputs[0])
         part = self._part(weight, weight.matrix[0] // ways)

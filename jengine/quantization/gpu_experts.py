@@ -1,26 +1,23 @@
-"""A layer of experts on NVIDIA GPUs: Triton kernels on each device's part of every expert.
+"""MoE layers on NVIDIA GPUs: Triton kernels on each device's part of every expert (tensor
+parallel).
 
-They sort tokens by expert, multiply them, and put addends back in order. What a weight's matrices
-are, plain numbers or codes, its scheme says.
+XLA's grouped matmul multiplies every row by every expert, so `pallas_kernels/grouped_matmul` does
+the work. Tokens are sorted by expert, and a map gives each tile its expert. The first matmul
+gathers its tokens, with gate and up in one program; the second scatters weighted outputs back in
+token order. One all-reduce adds up tokens, not rows. Whether matrices are plain or codes is up to
+the scheme.
 
-Experts on GPUs run in kernels of their own (`pallas_kernels/grouped_matmul`): XLA's grouped matmul
-multiplies every row by every expert. Tokens are sorted by expert, and a map names each tile's
-expert, so that a program knows its weights at once. The first matmul reads tokens where they are,
-with gate and up in one program; the second writes weighted addends where their token wants them.
-Each device of a mesh has a part of every expert, and one all-reduce adds up tokens, not rows. With
-`enable_expert_parallel` it has some experts whole (`quantization/whole_experts.py`): wider
-matrices, of which a decode reads only those that its tokens picked, and the same all-reduce. Or,
-with `all2all_backend="all_to_all"`, each device sends its share of a step's tokens to the devices
-that have their experts, as many rows as there are (`ragged_all_to_all`; on CPUs, which have none,
-padded), and adds up what comes back; small batches exchange sums
-(`quantization/expert_exchange.py`). With `enable_eplb` experts are in slots, of which there may be
-more than experts, and a weight says which expert is in each (`quantization/placed_experts.py`). So
-moving an expert is a gather between two steps, and compiles nothing. An executor around the
-executor counts what steps pick and calls for a new placement (`executor/balanced_experts.py`). With
-`enable_return_routed_experts` steps return the experts of every token, and an answer has those of
-its prompt too: rows of a cached prefix are kept by content beside the cache
-(`kvcache/token_records.py`), and a prefix hit ends where they are not. `WeightScheme.mix_experts`
-is the seam; schemes with grouped matmuls alone compose it.
+With `enable_expert_parallel` each device has whole experts (`quantization/whole_experts.py`): wider
+matrices, of which a decode step reads only the picked ones, and the same all-reduce. With
+`all2all_backend="all_to_all"` devices dispatch their share of the tokens by `ragged_all_to_all`
+(padded on CPUs, where XLA lacks it) and combine the results; small batches exchange sums
+(`quantization/expert_exchange.py`). With `enable_eplb` experts are in slots, which may outnumber
+them, and an array says which expert is in each (`quantization/placed_experts.py`): moving an expert
+is a gather between two steps, without compiling. `executor/balanced_experts.py` counts the experts
+picked and requests new placements. With `enable_return_routed_experts` steps return the experts of
+every token, those of prompts included: records of cached tokens are kept by block content
+(`kvcache/token_records.py`), and a prefix hit ends where they are missing.
+`WeightScheme.mix_experts` is the interface; its default composes grouped matmuls.
 """
 
 from __future__ import annotations
@@ -49,20 +46,19 @@ from sharding.placement import Placement
 
 EVERYWHERE = PartitionSpec()
 Specs = Mapping[str, PartitionSpec]
-# One matrix [inputs, columns] for each expert.
+# Expert matrices [experts, inputs, columns], plain or codes.
 Matrices = Array | CodedWeight
 
 
 class ExpertsLayer(NamedTuple):
-    """Weights of a layer's experts, and how they become kernel matrices."""
+    """Weights of a layer's experts, and their conversion to kernel matrices."""
 
     gate_up: Stored
     down: Stored
-    specs: tuple[Specs, Specs]  # of both weights' tensors
-    matrices: Callable[[WeightShape, Tensors], Matrices]  # of one device's tensors
+    specs: tuple[Specs, Specs]  # partition specs of both weights' tensors
+    matrices: Callable[[WeightShape, Tensors], Matrices]  # converts one device's tensors
     activation: str
-    # What the rows of both matmuls become before them, where they are rounded. Adapters read rows
-    # that are not.
+    # Fake-quantization of each matmul's inputs, if any. Adapters read the inputs before it.
     rounded: tuple[Callable[[Array], Array], Callable[[Array], Array]] | None = None
 
 
@@ -75,7 +71,7 @@ def mixed_on_devices(
     *,
     exact: bool,
 ) -> Array:
-    """`WeightScheme.mix_experts` with experts sharded within; devices exchange partial sums in the
+    """`WeightScheme.mix_experts` with tensor-parallel experts; partial sums are all-reduced in the
     weights' dtype unless `exact`."""
     gate_up, down = layer.gate_up, layer.down
     count, use = gate_up.shape.groups, {"implementation": "triton"}
@@ -144,7 +140,7 @@ def sorted_rows(experts: Array, slots: Array | None, groups: Groups) -> SortedRo
 
 
 def added(adapters: ExpertAdapters | None, x: Array, rows: SortedRows | None) -> Array | None:
-    """What one device's adapters add for these rows, by its kernels."""
+    """One device's LoRA update of these rows, by kernels; None without adapters."""
     if adapters is None or rows is None:
         return None
     return replace(adapters, implementation="triton").added(x, *rows)

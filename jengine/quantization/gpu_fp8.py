@@ -19,20 +19,20 @@ from jengine.quantization.unquantized import OUTPUTS
 from jengine.weight_formats import WeightFormat
 from sharding.placement import Placement
 
-# Ada, the first that multiplies FP8.
+# Ada, the first generation with FP8 tensor cores.
 OLDEST_CAPABILITY = 8.9
 
 
 @dataclass(frozen=True)
 class GpuFloat8(Repacked):
-    """Scale per output, and per token or tensor of activations."""
+    """Weight scales per output; activation scales per token, or static."""
 
     def fits(self, weight: WeightShape) -> bool:
         """Any weight except experts, for which cuBLASLt has no call."""
         return weight.groups is None
 
     def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
-        """Values [*outputs, *inputs], and scales as they are declared."""
+        """Values [*outputs, *inputs], and scales as declared."""
         specs = dict(self.quantized.prepared(weight, dtype))
         old, order = specs["weight"], outputs_first(weight)
         shape, axes = tuple(old.shape[at] for at in order), tuple(old.axes[at] for at in order)
@@ -51,11 +51,11 @@ class GpuFloat8(Repacked):
         return {**tensors, "weight": jnp.transpose(tensors["weight"], back)}
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:
-        """One matmul, scaled by both scales."""
+        """One matmul; the result is multiplied by both scales."""
         few, x_scale = self.quantized.few_bits(x, tensors)
         values = tensors["weight"].reshape(*weight.outputs, -1)
         letters = OUTPUTS[: len(weight.outputs)]
-        # XLA multiplies FP8 where it finds both operands converted from it.
+        # XLA emits an FP8 matmul if both operands are converted from FP8.
         operands = few.astype(jnp.bfloat16), values.astype(jnp.bfloat16)
         made = jnp.einsum(
             f"...i,{letters}i->...{letters}", *operands, preferred_element_type=jnp.float32

@@ -1,7 +1,7 @@
-"""Quantization at load: plain checkpoints, quantized while loading or updating.
+"""Quantization of unquantized checkpoints as they are loaded or updated.
 
 Declared is the plain weight, which trainers and `update_params` supply; prepared are quantized
-tensors. Weights are converted one at a time, so both never coexist in full.
+tensors. Weights are converted one at a time, so the whole model never exists in both forms.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QuantizedOnLoad(WeightScheme):
-    """Plain weights of `dtype` multiplied in this format, without static activation scales; 4-bit
-    formats have fine zeros."""
+    """Weights declared in `dtype` and quantized to `format`, without static activation scales;
+    4-bit zeros are fractional."""
 
     format: WeightFormat
     dtype: str
@@ -45,7 +45,6 @@ class QuantizedOnLoad(WeightScheme):
         return UNQUANTIZED.declared(weight, dtype, init)
 
     def prepared(self, weight: WeightShape, dtype: Any) -> Specs:
-        """Values and scales."""
         return self.quantized.prepared(weight, dtype)
 
     def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
@@ -81,11 +80,11 @@ class QuantizedOnLoad(WeightScheme):
 
     @property
     def saved(self) -> QuantizedWeights:
-        """Scheme of the tensors in files of weights quantized at load."""
+        """Scheme of the tensors that `save` writes."""
         return QuantizedWeights(self.format.in_files, self.dtype)
 
     def as_saved(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Convert to those tensors, with equal values."""
+        """Convert prepared tensors to those of `saved`, with equal values."""
         if not self.format.fine_zeros:
             return tensors
         shape = self.saved.prepared(weight, self.dtype)["weight"].shape
@@ -112,10 +111,9 @@ class QuantizedOnLoad(WeightScheme):
         return self.quantized.multiply_groups(weight, x, tensors, sizes, activation)
 
 
-HIGHEST, PARTS = 15, 8  # of codes; of a step between zeros
-# Steps that a group's range is tried as, and the lowest weight's code. Of 16 steps half of one is
-# cut off on each side, which brings the codes closer together for the others. Of 14: what was
-# rounded once and does not take all codes is found again.
+HIGHEST, PARTS = 15, 8  # highest code; resolution of zeros, per step
+# (steps in a group's range, code of its minimum) to try. 16 steps clip half a step at each end for
+# a finer grid. 14 recovers a grid of weights that were quantized before and use one code less.
 TRIED = ((15, 0.0), (16, -0.5), (14, 0.0))
 
 
@@ -180,7 +178,7 @@ def error(rows: Array, steps: Steps) -> Array:
 
 
 def in_parts(zero: Array) -> Array:
-    """Nearest representable zero point."""
+    """Nearest representable zero point, a multiple of 1 / PARTS."""
     return jnp.clip(jnp.round(zero * PARTS), 0, HIGHEST * PARTS) / PARTS
 
 

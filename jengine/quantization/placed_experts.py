@@ -1,8 +1,8 @@
-"""Experts in slots: more slots than experts, so that some experts are on several devices, and which
-expert is in which slot may change while the engine runs.
+"""Expert load balancing (EPLB): expert weights in slots, more than there are experts, so that
+experts can be replicated on several devices and moved while the engine runs.
 
-A prepared weight has a matrix per slot, and the expert of each slot as one more array: moving
-experts compiles nothing. Tokens that picked an expert with several slots take them in turn.
+A prepared weight has a matrix per slot, and an array with the expert of each slot, so moving
+experts compiles nothing. Tokens use the slots of a replicated expert round-robin.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jengine.quantization.whole_experts import WholeExperts
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Int
 
-EXPERTS = "experts"  # i32[slots]: the array that says which expert is in each
+EXPERTS = "experts"  # i32[slots]: name of the array with the expert in each slot
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class PlacedExperts(SpreadExpertsScheme):
     """Expert weights in slots, which `spread` distributes over devices."""
 
     spread: WholeExperts
-    redundant: int  # slots beyond one for each expert
+    redundant: int  # slots beyond one per expert
 
     @property
     def takes_declared(self) -> bool:
@@ -54,7 +54,7 @@ class PlacedExperts(SpreadExpertsScheme):
         return {**self.spread.prepared(slots, dtype), EXPERTS: experts}
 
     def prepare(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """Initial placement: each expert in one slot, the first ones again in the redundant
+        """Initial placement: expert i in slot i, then the first experts again in the redundant
         slots."""
         slots = self._in_slots(weight)
         assert slots.groups is not None and weight.groups is not None
@@ -97,7 +97,7 @@ class PlacedExperts(SpreadExpertsScheme):
 
 
 def without_experts(tensors: Tensors) -> Tensors:
-    """The tensors that are stored per slot."""
+    """The tensors without the slot map."""
     return {name: array for name, array in tensors.items() if name != EXPERTS}
 
 

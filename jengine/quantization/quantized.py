@@ -1,7 +1,7 @@
-"""Quantized weights, multiplied by XLA on any backend: the reference of faster schemes.
+"""Quantized weights multiplied by XLA on any backend: the reference of faster schemes.
 
-Declared and prepared: `weight` holds values in the order of a plain weight's dimensions (of four
-bits: pairs along the last dimension of the inputs), `scale` is [groups of inputs, *outputs].
+Declared and prepared: `weight` holds values in a plain weight's layout (4-bit: two per byte along
+the last input dimension), `scale` is [groups of inputs, *outputs].
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from jengine.quantization.scheme import (
 from jengine.quantization.unquantized import OUTPUTS
 from jengine.weight_formats import WeightFormat
 
-# Deviation of random values, for load_format="dummy".
+# Standard deviation of random codes, for load_format="dummy".
 DEVIATION = {"int8": 40.0, "int4": 50.0, "fp8": 40.0, "fp4": 50.0}
-MIDDLE = {"int4": 128.0, "fp4": 128.0}  # of a byte that holds two values
+MIDDLE = {"int4": 128.0, "fp4": 128.0}  # mean of random bytes with two 4-bit values
 NO_STEP = 2.0**-24
 
 
@@ -119,7 +119,7 @@ class QuantizedWeights(WeightScheme):
         return values - self._spread(weight, self._counted(weight, tensors, "least"))
 
     def flat(self, weight: WeightShape, tensors: Tensors) -> dict[str, Array]:
-        """Tensors of the flat format: float32 scales, and least values as zeros."""
+        """Tensors of `format.flat`: float32 scales, and minimums as zeros."""
         blocks = self.format.blocks
         if blocks is None:
             return dict(tensors)
@@ -127,7 +127,8 @@ class QuantizedWeights(WeightScheme):
         found = {"weight": tensors["weight"], "scale": scale}
         if blocks.least:
             least = self._counted(weight, tensors, "least")
-            # Beside a zero this far away, codes vanish in float32: all values are the least one.
+            # With scale 0 every value is the minimum: a zero this large makes codes vanish in
+            # float32.
             far = jnp.where(scale == 0, least * NO_STEP, scale)
             steps = jnp.where(far == 0, 0.0, least / jnp.where(far == 0, 1.0, far))
             zero = 128.0 if self.format.bits == 8 else 8.0 * blocks.codes.signed
@@ -135,7 +136,7 @@ class QuantizedWeights(WeightScheme):
         return found
 
     def _counted(self, weight: WeightShape, tensors: Tensors, name: str) -> Array:
-        """float32 scales or least values of groups."""
+        """float32 scales or minimums per group: counts times the unit, if any."""
         found = tensors[name].astype(jnp.float32)
         unit, axis = tensors.get(f"{name}_unit"), 0 if weight.groups is None else 1
         if unit is None:
@@ -145,7 +146,7 @@ class QuantizedWeights(WeightScheme):
         return found * jax.lax.slice_in_dim(wide, 0, found.shape[axis], axis=axis)
 
     def plain(self, weight: WeightShape, tensors: Tensors) -> Tensors:
-        """The plain weight, dequantized."""
+        """The plain weight, dequantized to the model's dtype."""
         array = self.dequantized(weight, tensors)
         return {"weight": array.astype(self.dtype).reshape(weight.shape)}
 
@@ -186,7 +187,7 @@ class QuantizedWeights(WeightScheme):
         assert kind is not None
         x = x.astype(jnp.float32)
         if self.format.static:
-            # One matmul of fused weights has one scale: the largest, by which nothing is cut off.
+            # Fused modules share the largest scale, which clips none of them.
             scale = jnp.broadcast_to(jnp.max(tensors["input_scale"]), (*x.shape[:-1], 1))
         else:
             scale = scale_of(x, kind, -1)
@@ -229,8 +230,7 @@ class QuantizedWeights(WeightScheme):
         return (*groups, self.format.groups(weight.matrix[0], name), *weight.outputs)
 
     def _shared_axes(self, weight: WeightShape, name: str) -> Axes:
-        """What groups share is sharded like outputs, and like inputs if those are a single
-        dimension."""
+        """Axes of per-group tensors: outputs, and inputs if these are a single dimension."""
         first = 0 if weight.groups is None else 1
         inputs = weight.axes[first : len(weight.axes) - len(weight.outputs)]
         grouped = len(inputs) == 1 and self.format.groups(weight.matrix[0], name) > 1

@@ -1,8 +1,7 @@
-"""The output head and embedding table in one, quantized in the checkpoint by groups of inputs.
+"""A tied embedding and output head, quantized in the checkpoint by input groups.
 
-Declared are a table's tensors, rows first, as files hold them. A step has those of the transposed
-matrix in the scheme of a backend, `matrix`, which multiplies; rows that are looked up are
-dequantized from its tensors.
+Declared is the table as stored, rows first. Prepared is the transposed matrix in a backend's
+scheme, `matrix`, which multiplies; looked up rows are dequantized from it.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class QuantizedTable(WeightScheme):
         return self.matrix if isinstance(self.matrix, QuantizedWeights) else self.matrix.quantized
 
     def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
-        """The matrix' tensors, transposed."""
+        """The matrix's tensors, transposed."""
         specs = self.quantized.declared(transposed(weight), dtype, init)
         return {
             name: TensorSpec(spec.shape[::-1], spec.axes[::-1], spec.dtype, spec.init)

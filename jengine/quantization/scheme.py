@@ -43,9 +43,9 @@ class WeightShape:
     groups: int | None = None
     outputs_first: bool = False
     gated: bool = False
-    # Results go into attention or the next matmul alone, which round them anyway.
+    # Results go only into attention or the next matmul, which round them anyway.
     inner: bool = False
-    # Logical axes of the inputs as dimensions of x, where x may be sharded further.
+    # Logical axes of x's input dimensions, where x may be sharded further than the weight.
     x_axes: Axes | None = None
 
     @property
@@ -78,11 +78,11 @@ class Around(NamedTuple):
 
     norm: RowNorm | None = None
     bias: Array | None = None  # [*outputs]
-    activation: str | None = None  # of all results, or of the gates of a gated weight
+    activation: str | None = None  # of all outputs, or of the gate of a gated weight
     residual: Array | None = None
-    # i32 per row of x; rows of -1 are padding, whose results are never used.
+    # i32 per row of x; -1: padding, whose results are never used.
     positions: Array | None = None
-    # f32 [*tokens, *outputs]: what adapters add to the matmul, given if an activation follows.
+    # f32 [*tokens, *outputs]: LoRA update of the matmul, set if an activation follows.
     addend: Array | None = None
 
 
@@ -96,15 +96,15 @@ class Stored(NamedTuple):
 
 
 class WeightScheme(Protocol):
-    """How weights of one kind are stored and multiplied. Hashable and stateless.
+    """Storage and matmul of one kind of weight. Hashable and stateless.
 
-    Tensors are named within their `Linear`: "weight", "scales", ... Defaults: declared arrays are
+    Tensors are named within their `Linear`: "weight", "scale", ... Defaults: declared arrays are
     used as they are, nothing is fused, and XLA computes norms.
     """
 
     @property
     def takes_declared(self) -> bool:
-        """Whether the step uses the declared arrays, without a copy."""
+        """Whether steps use the declared arrays, without a copy."""
         return True
 
     def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
@@ -147,7 +147,8 @@ class WeightScheme(Protocol):
         return jax.nn.softmax(x)
 
     def apply(self, weight: WeightShape, x: Array, tensors: Tensors, around: Around) -> Array:
-        """residual + activation(norm(x) @ weight + bias), float32 unless the weight is `inner`."""
+        """residual + activation(norm(x) @ weight + addend + bias), float32 unless the weight is
+        `inner`."""
         normed = x if around.norm is None else self.normalize(around.norm, x)
         return finished(weight, self.multiply(weight, normed, tensors), around)
 
@@ -175,12 +176,11 @@ class WeightScheme(Protocol):
         activation: str,
         live: Int[Array, " tokens"] | None,
     ) -> Float32[Array, "tokens hidden"]:
-        """The weighted sum of the gated MLPs of each token's experts; zero where `live` is -1. An
+        """Weighted sum of the gated MLPs of each token's experts; zero where `live` is -1. An
         expert of -1 adds nothing.
 
-        A group of both weights, which have this scheme, is an expert. Biases are part of the MLPs,
-        and so are the adapters of tokens' slots.
-        Two calls of `multiply_groups`, unless a scheme has better.
+        Both weights must have this scheme, with one group per expert. Includes biases and the
+        adapters of tokens' slots. The default is two calls of `multiply_groups`.
         """
         return mixed(self, gate_up, down, x, picked, activation, live)
 

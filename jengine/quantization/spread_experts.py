@@ -1,4 +1,4 @@
-"""Base of schemes for experts on several devices, which run only whole MLPs."""
+"""Base of expert-parallel schemes, which only run whole MLPs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jengine.quantization.scheme import Tensors, WeightScheme, WeightShape
 
 
 class SpreadExpertsScheme(WeightScheme):
-    """Expert weights that only `mix_experts` multiplies, since both matmuls of a row happen on its
+    """Expert weights without a matmul of their own: `mix_experts` runs both matmuls of a row on its
     expert's device."""
 
     def multiply(self, weight: WeightShape, x: Array, tensors: Tensors) -> Array:

@@ -1,4 +1,4 @@
-"""Weights in bfloat16, float16 or float32: one array each, which the step takes as it is."""
+"""Weights in bfloat16, float16 or float32: one array each, used by steps as declared."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ from jengine.quantization.scheme import (
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
 
-# Letters of output dimensions in an einsum; "i" is the contracted one.
+# Einsum letters of output dimensions; "i" is the contracted one.
 OUTPUTS = "abcdefgh"
 
 
 @dataclass(frozen=True)
 class Unquantized(WeightScheme):
-    """The weight in the model's dtype, as declared."""
-
     def declared(self, weight: WeightShape, dtype: Any, init: Initializer) -> Specs:
         return {"weight": TensorSpec(weight.shape, weight.axes, dtype, init)}
 
@@ -69,7 +67,7 @@ def multiplied(
     if weight.outputs_first:
         return project(f"...i,{outputs}i->...{outputs}", x, array, dtype)
     if len(weight.inputs) > 1:
-        # XLA would transpose the weight in every step to contract several dimensions.
+        # To contract several dimensions XLA would transpose the weight in every step.
         array = array.reshape(-1, *weight.outputs)
     return project(f"...i,i{outputs}->...{outputs}", x, array, dtype)
 

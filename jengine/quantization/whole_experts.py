@@ -1,8 +1,7 @@
 """Expert parallelism: whole experts distributed over devices.
 
-Each device has the same number of experts and runs the tokens that chose them; partial sums per
-token are added. Tokens are replicated, as after tensor-parallel attention; `expert_exchange` has
-other ways.
+Each device has the same number of experts and runs the tokens that picked them; partial sums per
+token are all-reduced, or exchanged as `expert_exchange` says.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from sharding.axes import DATA, mesh_axes
 from sharding.placement import Placement
 
 EVERYWHERE = PartitionSpec()
-# The tensors, the bias and the adapters of one device's experts.
+# Tensors, bias and adapters of one device's experts.
 Own = tuple[Tensors, Array | None, ExpertAdapters | None]
 
 
 @dataclass(frozen=True)
 class WholeExperts(SpreadExpertsScheme):
-    """Expert weights, of which each device stores its part with scheme `own`."""
+    """Expert weights, of which each device stores its experts with scheme `own`."""
 
     own: WeightScheme
     placement: Placement
-    rounds_sums: bool  # devices exchange parts of sums in the dtype of the activations
+    rounds_sums: bool  # partial sums are exchanged in the dtype of the activations
 
     @property
     def takes_declared(self) -> bool:
@@ -120,7 +119,7 @@ class WholeExperts(SpreadExpertsScheme):
         return self.placement.on_each_device(own, (apart,), apart)(dict(tensors))
 
     def _names(self, weight: WeightShape) -> tuple[str, ...]:
-        """Mesh axes that experts are spread over, as seen from here."""
+        """Mesh axes that experts are sharded over."""
         assert weight.groups is not None, "the weights of experts have groups"
         return mesh_axes("experts", weight.groups, self.placement.axis_sizes)
 
