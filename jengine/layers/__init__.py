@@ -1,1 +1,1 @@
-"""Reusable mathematics inside the step: functions on arrays, no parameters of their own."""
+"""Mathematics of a step as functions on arrays; parameters are passed in."""

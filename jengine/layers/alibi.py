@@ -1,8 +1,8 @@
 """Attention with linear biases (ALiBi): per-head slopes in place of rotary embedding.
 
-Slopes are passed to attention per head, as sinks are. `pallas_kernels/choice.py` lists the
-attention implementations that take them; with another one chosen, the model attends in XLA and
-keeps its matmul kernels.
+Slopes are passed to attention per head, like sinks. `pallas_kernels/choice.py` lists the attention
+implementations that support them; with another one, attention runs in XLA while matmuls keep their
+kernels.
 """
 
 from __future__ import annotations

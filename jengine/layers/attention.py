@@ -53,12 +53,12 @@ class AttentionInputs(NamedTuple):
     norms: HeadNorms | None
     rotation: tuple[Array, Array] | None  # cos and sin, [..., dim / 2] each
     sinks: Array | None = None  # [kv_heads, group]
-    # f32[kv_heads, group, distances], as `layers.distance_bias` orders them.
+    # f32[kv_heads, group, distances], in the order of `layers.distance_bias`.
     biases: Array | None = None
-    query_scale: Array | None = None  # f32[dim] what rotated queries are multiplied by
+    query_scale: Array | None = None  # f32[dim] multiplies queries after rotation
 
     def normalized(self) -> AttentionInputs:
-        """Apply the QK-norms now, for backends that cannot fuse them; later stages see none."""
+        """Apply the QK-norms now, for backends that cannot fuse them; `norms` is then None."""
         if self.norms is None:
             return self
         q, k, v = self.qkv[..., :-2, :], self.qkv[..., -2, :], self.qkv[..., -1, :]
@@ -84,15 +84,14 @@ class AttentionInputs(NamedTuple):
         return self.scaled(q), k, v
 
     def scaled(self, q: Float[Array, "*tokens dim"]) -> Float[Array, "*tokens dim"]:
-        """Multiply rotated queries by `query_scale`, if the layer has one per token."""
+        """Multiply rotated queries by `query_scale`, if the layer has one."""
         if self.query_scale is None:
             return q
         return (q * jnp.broadcast_to(self.query_scale, q.shape)).astype(q.dtype)
 
 
 class ReadInputs(NamedTuple):
-    """Queries of a layer that shares the KV cache of an earlier layer and so has no k and v of its
-    own."""
+    """Queries of a layer without k and v, which reads the KV cache of an earlier layer."""
 
     config: AttentionConfig
     q: Array  # [..., kv_heads, group, dim], normalised and rotated
@@ -101,7 +100,7 @@ class ReadInputs(NamedTuple):
 
 
 class ScoreOptions(TypedDict, total=False):
-    """Changes to the attention scores; without them a score is q @ k * head_dim ** -0.5."""
+    """Score scale and soft cap; by default a score is q @ k * head_dim ** -0.5."""
 
     scale: float
     soft_cap: float

@@ -22,13 +22,13 @@ from jengine.layers.state_scan import EXACT, causal_decay, lower_triangle, scan_
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32
 
-# Under the root of a query's or key's squared length.
+# Added to the squared length in L2 norms of q and k.
 EPS = 1e-6
 
 
 class DeltaRule(NamedTuple):
-    """The recurrence of a layer. Tokens: {qkv [heads, 2 * dim + share * value dim], dt and beta
-    [heads, share]}, where `share` value heads use the same query and key."""
+    """One layer's recurrence. Tokens: {qkv [heads, 2 * dim + share * value dim], dt and beta
+    [heads, share]}; `share` value heads use one query and key head."""
 
     rate_logs: Array  # [heads, share]
     dt_bias: Array  # [heads, share]
@@ -90,7 +90,7 @@ class DeltaRule(NamedTuple):
 
 class DeltaRuleLayer(NamedTuple):
     """Short convolution of q, k and v, then the recurrence. Two states: the convolution's last
-    inputs, and the key-to-value maps of the heads."""
+    inputs, and the heads' key-to-value matrices."""
 
     kernel: Array  # [width, heads, 2 * key dim + share * value dim]
     rate_logs: Array  # [heads, share]
@@ -118,8 +118,8 @@ def solve_below(
 ) -> Float[Array, "*batch size width"]:
     """Solve (1 + system) x = right for a strictly lower triangular `system`.
 
-    By matmuls: the inverse within blocks of one, two, four, ... tokens. JAX's triangular solve is
-    LAPACK's on CPUs, which before jaxlib 0.11 waits inside a thread of XLA's pool for other threads
+    By matmuls: the inverse within blocks of one, two, four, ... tokens. JAX's triangular solve
+    calls LAPACK on CPUs, which before jaxlib 0.11 waits in a thread of XLA's pool for other threads
     of the pool: solves on several devices or in several engines deadlocked.
     """
     size = system.shape[-1]

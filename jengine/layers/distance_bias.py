@@ -33,8 +33,8 @@ def distance_buckets(config: DistanceBiasConfig, *, bidirectional: bool) -> np.n
 
 
 def _buckets(distance: np.ndarray, buckets: int, most: int) -> np.ndarray:
-    """Half of the buckets hold one distance each, the rest ranges that grow logarithmically.
-    Logarithms are float32 as in training: some distances are at a bucket's boundary."""
+    """Half of the buckets hold one distance each, the others logarithmically growing ranges.
+    Logarithms are float32 as in training, since some distances are at a bucket's boundary."""
     single = buckets // 2
     share = np.log(np.maximum(distance, single).astype(np.float32) / np.float32(single))
     share = share / np.float32(math.log(most / single)) * np.float32(buckets - single)

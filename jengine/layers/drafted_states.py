@@ -1,9 +1,9 @@
 """Recurrent layers under speculative decoding: outputs first, states once drafts are verified.
 
 A recurrent state cannot be rolled back. A row's last token and its drafts therefore run in sequence
-on a copy of its state; after verification the accepted tokens run again on the state itself.
-Between the two only the recurrence's inputs are kept, not a state per draft. Both runs use the
-decode path, so their numbers are identical.
+on a copy of its state; after verification the accepted tokens are run again on the state itself. In
+between only the recurrence's inputs are kept, not a state per draft. Both runs take the decode
+path, so their numbers are identical.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 def draft_turns(
     offsets: Int32[Array, " decodes"], rows: int, most: int
 ) -> Int32[Array, "rows turns"]:
-    """Index of the decode row that each row runs on each turn: its last token, then up to `most`
-    drafts; `decodes` (out of range) where it has none.
+    """Index of the decode token that each row runs on each turn: its last token, then up to `most`
+    drafts; `decodes` (out of range) once a row has no more.
 
     `offsets` is 0 for a last token or trailing padding, j for the j-th draft.
     """
@@ -42,8 +42,8 @@ def draft_turns(
 def run_on_copies(
     inputs: RecurrentInputs, states: tuple[Array, ...], layer: int, view: StateView
 ) -> tuple[Array, tuple[Array, ...]]:
-    """Run all tokens, drafts on copies. Returns the outputs and the states updated by prefill
-    chunks only."""
+    """Run all tokens, decodes on copies of the states. Returns the outputs, and the states, updated
+    by prefill chunks only."""
     decodes, turns = view.decodes, view.turns
     assert turns is not None, "a step without drafts"
     places = _at_turns(view.writes[:decodes], turns)
@@ -107,7 +107,7 @@ def _at_turns(
 
 
 def _last_turn(runs: Bool[Array, "rows turns"]) -> Int32[Array, ""]:
-    """Return the number of turns until no row has tokens left."""
+    """Number of turns until no row has tokens left."""
     count = runs.shape[1]
     return jnp.max(jnp.where(runs, jnp.arange(1, count + 1, dtype=jnp.int32)[None, :], 0))
 
@@ -117,7 +117,7 @@ def _tokens_at(inputs: RecurrentInputs, slots: Int32[Array, " rows"]) -> Array:
 
 
 def _decodes(view: StateView, reads: Array, writes: Array, fresh: Array) -> StateView:
-    """Restrict the view to one decode token per row, without prefill tiles."""
+    """View with one decode token per row and no prefill tiles."""
     none = view.lengths[:0]
     return StateView(
         reads, writes, fresh, view.firsts[:0], none, len(reads), view.tile, decoder=view.decoder

@@ -12,8 +12,8 @@ from jax import Array
 
 @dataclass(frozen=True)
 class Initializer:
-    """Normal distribution with `mean` and `stddev`; constant for stddev 0. A value, not a closure,
-    so that two models of one config have equal declarations."""
+    """Normal distribution with `mean` and `stddev`; constant for stddev 0. Compared by value, so
+    that models of one config have equal declarations."""
 
     mean: float = 0.0
     stddev: float = 0.0

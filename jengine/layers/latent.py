@@ -31,7 +31,7 @@ class LatentInputs(NamedTuple):
     config: LatentConfig
     q: Array  # [..., heads, nope + rope]
     entries: Array  # [..., rank + rope]
-    up: Array  # [heads, nope + value, rank]: keys and values of a head, made of a vector
+    up: Array  # [heads, nope + value, rank]: projects a latent vector to a head's keys and values
     rotation: tuple[Array, Array]  # cos and sin, [..., rope / 2] each
 
     def rotated(

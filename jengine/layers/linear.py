@@ -1,8 +1,8 @@
-"""Matmuls in the one form that is fast on every backend.
+"""Matmuls in mixed precision, in one form that is fast on every backend.
 
 Activations are float32; an operand is cast to the weight's dtype right before the matmul and the
-result stays float32 unless a backend asks for less. XLA on the CPU has a fast path for exactly this
-form of bfloat16 matmul.
+result stays float32 unless a backend asks for less. XLA's CPU backend has a fast path for exactly
+this form of bfloat16 matmul.
 """
 
 from __future__ import annotations

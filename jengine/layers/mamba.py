@@ -1,9 +1,9 @@
 """The selective scan of Mamba.
 
-    state = exp(dt * a) * state + dt * x b^T        out = state c + skip * x
+state = exp(dt * a) * state + dt * x b^T        out = state c + skip * x
 
-A channel's state is a vector, whose numbers decay at their own rates a; x, dt are numbers of a
-channel, b and c vectors of all channels. dt, b and c are made of the convolved x.
+A channel's state is a vector, each element with its own decay rate a. x and dt are scalars per
+channel; b and c are vectors shared by all channels. dt, b and c are projections of the convolved x.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class SelectiveScan(NamedTuple):
-    """The recurrence of a layer. Tokens: {x [channels], dt [channels], b [size], c [size]}."""
+    """One layer's recurrence. Tokens: {x [channels], dt [channels], b [size], c [size]}."""
 
     rate_logs: Array  # [channels, size]
 
@@ -38,7 +38,8 @@ class SelectiveScan(NamedTuple):
         return jnp.einsum("rcn,rn->rc", states, tokens["c"], precision=EXACT), states
 
     def within(self, tokens: dict[str, Array]) -> dict[str, Array]:
-        """Nothing: rates differ within a state, so a tile is no matmul."""
+        """Nothing is independent of the state: decay rates differ within it, so a tile is no
+        matmul."""
         return tokens
 
     def across(self, tile: dict[str, Array], state: Array) -> tuple[Array, Array]:
@@ -59,12 +60,12 @@ class SelectiveRule(NamedTuple):
 
     kernel: Array  # [width, channels]
     bias: Array | None
-    select: Array  # [channels, rank + 2 * size]: the short form of dt, then b and c
+    select: Array  # [channels, rank + 2 * size]: projects to low-rank dt, b and c
     dt_weight: Array  # [rank, channels]
     dt_bias: Array  # [channels]
     rate_logs: Array  # [channels, size]
     skip: Array  # [channels]
-    norms: tuple[Array, Array, Array] | None  # weights of the norms of dt's short form, b and c
+    norms: tuple[Array, Array, Array] | None  # weights of the norms of low-rank dt, b and c
     eps: float
 
     def __call__(
@@ -73,7 +74,7 @@ class SelectiveRule(NamedTuple):
         convolved, first = short_convolution(tokens, self.kernel, self.bias, states[0], layer, view)
         x = jax.nn.silu(convolved)
         recurrence = SelectiveScan(self.rate_logs)
-        # Kernels know states that decay as a whole.
+        # Decode kernels need one decay per state; here it differs by element.
         out, second = scan_states(
             recurrence, self._selected(x), states[1], layer, view._replace(decoder=None)
         )

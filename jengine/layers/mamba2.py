@@ -21,15 +21,15 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class StateSpace(NamedTuple):
-    """The recurrence of a layer. Tokens: {x [heads, dim], keys [2, groups, size], dt [heads]}; the
-    heads of a group share b and c."""
+    """One layer's recurrence. Tokens: {x [heads, dim], keys [2, groups, size], dt [heads]}; `keys`
+    is (b, c), shared by the heads of a group."""
 
     rate_logs: Array  # [heads]
     dt_bias: Array  # [heads]
-    limits: tuple[float, float]  # of dt
+    limits: tuple[float, float]  # clip range of dt
 
     def prepared(self, tokens: dict[str, Array]) -> dict[str, Array]:
-        """Add the softplus and clip of the time steps dt."""
+        """Apply bias, softplus and clip to the time steps dt."""
         dt = jax.nn.softplus(tokens["dt"].astype(jnp.float32) + exact(self.dt_bias)[None])
         return {**tokens, "dt": jnp.clip(dt, *self.limits)}
 
@@ -54,7 +54,7 @@ class StateSpace(NamedTuple):
         scores = jnp.repeat(scores, self._share(b.shape[2]), axis=1) * decay
         given = x * dt[..., None]
         out = jnp.einsum("phts,pshd->pthd", scores, given, precision=EXACT)
-        left = jnp.moveaxis(decay[:, :, -1], 1, 2)[..., None]  # of each token at the tile's end
+        left = jnp.moveaxis(decay[:, :, -1], 1, 2)[..., None]  # decay up to the end of the tile
         total = jnp.cumsum(log_decay, axis=1)
         return {"out": out, "given": given * left, "total": total, "b": b, "c": c}
 
@@ -83,7 +83,7 @@ class StateSpaceRule(NamedTuple):
     rate_logs: Array  # [heads]
     dt_bias: Array  # [heads]
     skip: Array  # [heads]
-    limits: tuple[float, float]  # of dt
+    limits: tuple[float, float]  # clip range of dt
 
     def __call__(
         self, tokens: dict[str, Array], states: tuple[Array, ...], layer: int, view: StateView

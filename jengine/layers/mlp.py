@@ -19,7 +19,7 @@ ACTIVATIONS = {
     "relu": jax.nn.relu,
     "relu_squared": lambda x: jnp.square(jax.nn.relu(x)),
 }
-# Of `clamped_swiglu`: where gate and up are cut off, and the factor within the sigmoid.
+# clamped_swiglu's limits of gate and up, and the factor within the sigmoid.
 SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702
 
 

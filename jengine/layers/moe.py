@@ -19,9 +19,9 @@ from jengine.config import RoutingConfig
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
 
-# Rows per matmul of `matmul_by_tiles`: in a decode step most experts have few tokens.
+# Rows per tile of `matmul_by_tiles`: in a decode step most experts have few tokens.
 TILE = 8
-# Added to a sum of scores before dividing by it: sigmoids may all vanish.
+# Added to a sum of scores before dividing by it: sigmoids may all be zero.
 SMALLEST_TOTAL = 1e-20
 
 
@@ -30,7 +30,7 @@ class Picked(NamedTuple):
 
     weights: Float[Array, "tokens chosen"]
     experts: Int[Array, "tokens chosen"]
-    slots: Int[Array, " tokens"] | None = None  # adapter slots from 1 on, 0: none
+    slots: Int[Array, " tokens"] | None = None  # adapter slots, numbered from 1; 0: none
 
 
 def route(
@@ -52,15 +52,15 @@ def route(
     _, experts = lax.top_k(ranked, count)
     weights = jnp.take_along_axis(scores, experts, axis=-1)
     if config.normalize:
-        # Added up one by one: the order of a sum in XLA depends on the number of tokens.
+        # A chain of additions: XLA's summation order depends on the number of tokens.
         total = reduce(add, (weights[:, i] for i in range(count))) + SMALLEST_TOTAL
         weights = weights / jnp.broadcast_to(total[:, None], weights.shape)
     return Picked(weights if config.scale == 1.0 else weights * config.scale, experts)
 
 
 def sparse_mixer(logits: Float[Array, "tokens num_experts"], count: int, jitter: float) -> Picked:
-    """Pick the best expert, then the best of the others. An expert's weight is its softmax among
-    those that are left and not worse by more than a share of 2 * jitter (SparseMixer-v2)."""
+    """Pick the best expert, then the best of the rest. A weight is the expert's softmax among those
+    not yet picked, without those worse by more than 2 * jitter, relatively (SparseMixer-v2)."""
     logits, left = logits.astype(jnp.float32), logits.astype(jnp.float32)
     weights, experts = [], []
     for _ in range(count):
@@ -78,7 +78,7 @@ def sparse_mixer(logits: Float[Array, "tokens num_experts"], count: int, jitter:
 def in_top_groups(
     ranked: Float[Array, "tokens num_experts"], config: RoutingConfig
 ) -> Float[Array, "tokens num_experts"]:
-    """Set the scores of experts outside each token's best groups to -inf (group-limited)."""
+    """Set scores of experts outside each token's best groups to -inf (group-limited routing)."""
     tokens = ranked.shape[0]
     grouped = ranked.reshape(tokens, config.groups, -1)
     if config.group_score == "best":
@@ -92,8 +92,7 @@ def in_top_groups(
     return jnp.where(kept, grouped, -jnp.inf).reshape(ranked.shape)
 
 
-# Rows [R, in], sorted by expert, each expert's number of rows, and each row's token, to
-# [R, ...out].
+# (rows [R, in] sorted by expert, rows per expert, token of each row) -> [R, ...out]
 GroupedMatmul = Callable[[Array, Array, Array], Array]
 
 
@@ -114,13 +113,13 @@ def mix_experts(
     tokens, count = experts.shape
     if live is not None:
         experts = jnp.where(live[:, None] < 0, -1, experts)
-    # None of them: after the last expert's rows.
+    # Expert -1 is sorted after the last expert.
     chosen = jnp.where(experts < 0, num_experts, experts).reshape(-1)  # [T * count]
     order = jnp.argsort(chosen)
     sizes = jnp.bincount(chosen, length=num_experts).astype(jnp.int32)
     owners = order // count
     made = down(gate_up(x[owners], sizes, owners), sizes, owners)
-    # Back to the tokens' order by a gather: a scatter would add up in any order.
+    # Back to token order by a gather: the summation order of a scatter is undefined.
     made = made[jnp.argsort(order)].reshape(tokens, count, -1)
     weighted = made * jnp.broadcast_to(weights[..., None], made.shape)
     return jnp.sum(jnp.where((experts < 0)[..., None], 0.0, weighted), axis=1)
@@ -176,8 +175,8 @@ def matmul_by_tiles(
     def maybe_tile(tile: Array, out: Array) -> Array:
         return lax.cond(tile < end_tile[-1], one_tile, lambda _, same: same, tile, out)
 
-    # A fixed trip count, so that gradients exist. The matmul is in a condition because XLA moves a
-    # conversion of all matrices out of a loop, but not out of a condition.
+    # A fixed trip count makes it differentiable. The matmul is inside a cond because XLA hoists a
+    # conversion of all matrices out of a loop, but not out of a cond.
     most = min(groups, rows) + rows // TILE
     out = jnp.zeros((rows + TILE, weight.shape[2]), jnp.float32)
     return lax.fori_loop(0, most, maybe_tile, out)[:rows]

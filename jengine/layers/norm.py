@@ -15,7 +15,7 @@ class RowNorm(NamedTuple):
     """Parameters of a norm, so that a backend can fuse it with the matmul that follows."""
 
     weight: Array
-    bias: Array | None  # given: a layer norm, which subtracts the mean as well
+    bias: Array | None  # set: a layer norm, which also subtracts the mean
     eps: float
     offset: float = 0.0  # added to the weight
 
@@ -30,10 +30,10 @@ class RowNorm(NamedTuple):
 
 @runtime_checkable
 class DescribedNorm(Protocol):
-    """A norm module whose parameters can be read for fusion."""
+    """A norm module whose parameters can be read, to fuse it with a matmul."""
 
     def described(self) -> RowNorm | None:
-        """Return the norm's parameters; None for the identity."""
+        """The norm's parameters; None for the identity."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Parts of recurrent layers: where states are read and written, and the short convolution.
+"""Recurrent layers: which states a step reads and writes, and the short convolution.
 
 A step's tokens are D decode rows (one token per row), then P tiles of prefill tokens. A tile
 belongs to one row; the tiles of a chunk are consecutive and the last may be padded. States are
@@ -18,35 +18,34 @@ from jengine.config import StateSpec
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Bool, Float, Float32, Int32
 
-# Tokens of a tile where whole sequences run at once.
+# Tile length of `dense_recurrent`.
 DENSE_TILE = 64
 NOWHERE = jnp.iinfo(jnp.int32).max
 
 
 class StateView(NamedTuple):
-    """State units that each decode token and prefill tile reads and writes."""
+    """State units (slots) that each decode token and prefill tile reads and writes."""
 
-    reads: Array  # i32[D + P] unit with the state before the decode's token, or before the chunk
-    writes: Array  # i32[D + P] unit of the state after it; NOWHERE: it is not kept
-    fresh: Array  # bool[D + P] nothing came before: the state is zero
+    reads: Array  # i32[D + P] unit of the state before the decode token, or before the tile's chunk
+    writes: Array  # i32[D + P] unit for the state afterwards; NOWHERE: not kept
+    fresh: Array  # bool[D + P] first tokens of a sequence: start from zeros
     firsts: Array  # bool[P] whether a tile is the first of its chunk
-    lengths: Array  # i32[P] tokens of a tile before its padding
+    lengths: Array  # i32[P] tokens of a tile, without padding
     decodes: int  # D
     tile: int  # tokens of a tile
-    # Whether decode rows may be several tokens of one row, in order, which run one after the other.
+    # Whether decode tokens may be consecutive tokens of one row, which must run in order.
     in_turn: bool = False
-    # i32[R, 1 + K] the decode rows of each row's last token and drafts: see `drafted_states`. None:
-    # no decode row is a draft.
+    # i32[R, 1 + K] decode tokens by row and turn (`drafted_states.draft_turns`); None: no drafts.
     turns: Array | None = None
-    # What updates the states of decodes where they are; None: they are read, and then written.
+    # Kernel that updates decode states in place; None: gather, compute, scatter.
     decoder: DecodeKernel | None = None
 
     def live(self) -> Bool[Array, "tiles tile"]:
-        """Mask of prefill tokens that are not padding."""
+        """Mask of prefill tokens, without padding."""
         return jnp.arange(self.tile)[None, :] < self.lengths[:, None]
 
     def one(self, index: Array) -> StateView:
-        """Restrict the view to one decode row."""
+        """View of a single decode token."""
         reads, writes, fresh = (
             lax.dynamic_slice_in_dim(x, index, 1) for x in (self.reads, self.writes, self.fresh)
         )
@@ -55,7 +54,7 @@ class StateView(NamedTuple):
 
 
 class DecodeKernel(Protocol):
-    """A kernel for the decode path of recurrences."""
+    """A kernel for decode steps of a recurrence."""
 
     def __call__(
         self, recurrence: Any, tokens: Any, states: Array, layer: int, view: StateView
@@ -66,7 +65,7 @@ class DecodeKernel(Protocol):
 
 
 class RecurrenceRule(Protocol):
-    """The recurrence of one layer, with its parameters."""
+    """One layer's recurrence, with its parameters."""
 
     def __call__(
         self, tokens: Any, states: tuple[Array, ...], layer: int, view: StateView
@@ -86,7 +85,7 @@ class RecurrentInputs(NamedTuple):
 def run_recurrent(
     inputs: RecurrentInputs, states: tuple[Array, ...], layer: int, view: StateView
 ) -> tuple[Array, tuple[Array, ...]]:
-    """Run a layer's recurrence over a step's tokens; with `view.in_turn`, one decode row after
+    """Run a layer's recurrence over a step's tokens; with `view.in_turn`, decode tokens one after
     another."""
     if not view.in_turn:
         return inputs.rule(inputs.tokens, states, layer, view)
@@ -123,8 +122,8 @@ def read_states(
     states: Float32[Array, "layers units ..."], layer: int, view: StateView
 ) -> Float32[Array, "places ..."]:
     """Gather the state before each decode token and each tile's chunk; zero for fresh rows."""
-    # Without a barrier XLA's GPU compiler puts this read into the fusion that writes new states,
-    # and then copies the whole array, as a fusion may not write what it reads elsewhere.
+    # The barrier keeps XLA's GPU compiler from fusing this read with the write of new states, for
+    # which it would copy the whole array: a fusion may not write in place what it reads.
     found = lax.optimization_barrier(states.at[layer, view.reads].get(mode="clip"))
     return jnp.where(wide(view.fresh, found.ndim), 0.0, found)
 

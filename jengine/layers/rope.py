@@ -33,7 +33,7 @@ def _rotated_frequencies(config: RopeConfig, head_dim: int, longest: int) -> np.
     theta = _stretched_base(config, head_dim, longest) if config.kind == "dynamic" else config.theta
     powers = np.power(np.float64(theta), exponents.astype(np.float64))
     if config.kind == "longrope":
-        # Cached keys stay rotated as they are, so a sequence that grows cannot change its factors.
+        # Depends on the maximum length alone: cached keys keep their rotation as a sequence grows.
         is_long = longest > config.original_max_position
         factors = config.long_factors if is_long else config.short_factors
         return np.float32(1.0) / (np.asarray(factors, np.float32) * powers.astype(np.float32))
@@ -73,11 +73,11 @@ def _llama3_frequencies(config: RopeConfig, plain: np.ndarray) -> np.ndarray:
 
 def _yarn_frequencies(config: RopeConfig, plain: np.ndarray) -> np.ndarray:
     """YaRN: pairs that turn often within the original length keep their frequency, those that turn
-    rarely are stretched by `factor`, with a linear blend by pair index between."""
+    rarely are divided by `factor`, with a linear blend by pair index between."""
     pairs = len(plain)
 
     def pair_of(turns: float) -> float:
-        """Fractional index of the pair that makes `turns` turns within the original length."""
+        """Fractional index of the pair with this many `turns` within the original length."""
         span = math.log(config.original_max_position / (turns * 2 * math.pi))
         return pairs * span / math.log(config.theta)
 

@@ -16,7 +16,7 @@ from jengine.layers.distance_bias import between
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
 
-QUERIES_AT_ONCE = 512  # so that the scores of a long sequence need not all be in memory
+QUERIES_AT_ONCE = 512  # bounds the memory of scores
 
 
 def segment_attention(

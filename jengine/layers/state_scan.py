@@ -1,4 +1,4 @@
-"""Runs a linear recurrence over a step: one token per decode row, prompts in tiles (chunkwise
+"""Runs a linear recurrence over a step: decode rows one token each, prefill in tiles (chunkwise
 form).
 
 Within a tile the recurrence is matmuls; only the state passes from tile to tile.
@@ -17,7 +17,7 @@ from jengine.layers.recurrent import StateView, read_states, wide, write_states
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Bool, Float32
 
-# Of matmuls inside recurrences, also where a device would round their inputs.
+# Precision of matmuls in recurrences, also where the device would default to less.
 EXACT = lax.Precision.HIGHEST
 
 
@@ -49,7 +49,7 @@ def scan_states(
     layer: int,
     view: StateView,
 ) -> tuple[Float32[Array, "tokens ..."], Float32[Array, "layers units ..."]]:
-    """Run a step's tokens. Returns all outputs and the updated states."""
+    """Run a step's tokens. Returns outputs and updated states."""
     decodes = view.decodes
     prepared = recurrence.prepared(tokens)
     parts = []
