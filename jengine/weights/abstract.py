@@ -23,8 +23,8 @@ from jengine.models.parameter import named_variables
 from jengine.models.reading.hf_config import DTYPES
 
 M = TypeVar("M", bound=nnx.Module)
-# Places one parameter, given its path and logical axes. A parameter that is still in a file is read
-# when NumPy asks for it or for a part of it.
+# (path, logical axes, values) -> placed array. Values may be a `StoredParameter`, of which only the
+# requested slices are read.
 Place = Callable[[str, tuple[str | None, ...], Any], jax.Array]
 NamedArray = tuple[str, jax.Array]  # dotted path and value of a parameter
 
@@ -55,7 +55,7 @@ def with_values(model: M, values: Mapping[str, jax.Array]) -> M:
 
 
 def with_dtype(config: ModelConfig, dtype: Any) -> ModelConfig:
-    """Config with weights of `dtype`; "auto" keeps the checkpoint's. Raises ConfigError."""
+    """Config with weights of `dtype`; "auto" keeps the config's. Raises ConfigError."""
     if isinstance(dtype, str) and dtype == "auto":
         return config
     try:

@@ -1,7 +1,7 @@
-"""A draft head's reduced vocabulary as a lookup from the model's vocabulary.
+"""The reduced vocabulary of an EAGLE-3 head, as a lookup from the model's vocabulary.
 
-In: a file's offsets (`d2t`): entry i of the head is token i + d2t[i]. Out: for each token its
-entry, or -1. Must not know models.
+In: the offsets in a file (`d2t`): entry i of the head is token i + d2t[i]. Out: each token's entry,
+or -1. Must not know models.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INTEGERS = ("I32", "I64")
 
 @dataclass(frozen=True)
 class DraftPlaces:
-    """Tensor derived from the offsets when read."""
+    """Lookup tensor, computed from the offsets when read."""
 
     name: str
     offsets: StoredTensor
@@ -39,7 +39,7 @@ class DraftPlaces:
         return self.offsets.size
 
     def read(self) -> np.ndarray:
-        """Entry of each token or -1, i32. Raises CheckpointError."""
+        """The entry of each token, or -1; i32. Raises CheckpointError."""
         stored = self.offsets
         if stored.dtype not in INTEGERS or len(stored.shape) != 1:
             raise CheckpointError(

@@ -27,7 +27,7 @@ from jengine.weights.abstract import (
 )
 from jengine.weights.device_copies import TransferLimit
 
-# A prime, so that the rows of a matrix start at different places in the noise.
+# Length of the noise: a prime, so that the rows of a matrix start at different offsets.
 NOISE_LENGTH = 1_048_573
 
 
@@ -42,7 +42,7 @@ def dummy_model(
 def dummy_arrays(
     model: nnx.Module, seed: int = 0, *, place: Place | None = None
 ) -> Iterator[NamedArray]:
-    """Yield the parameters of `dummy_model` lazily."""
+    """Yield the arrays of `dummy_model` lazily."""
     place = place or place_on_default_device
     generator = np.random.default_rng(seed)
     noise = generator.standard_normal(NOISE_LENGTH, np.float32)

@@ -1,4 +1,4 @@
-"""Opens a model folder, or a GGUF file, and checks its config and shards.
+"""Opens a model folder or a GGUF file: config.json, and the tensors of its files.
 
 In: a folder in Hugging Face format. Out: the ModelConfig and where each tensor is stored. Reads
 local files only; nothing is executed or downloaded.
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-# Weights in formats that are not read: pickles, which can run code, and others.
+# Formats that are refused: pickles, which can run code, and others.
 OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", ".h5")
 
 
@@ -60,7 +60,7 @@ def merged(values: Mapping[str, object], other: Mapping[str, object]) -> dict[st
 
 
 def dense_tensors(folder: Path, config: ModelConfig) -> dict[str, TypedTensor]:
-    """Pooling head tensors that sentence-transformers keeps in subfolders."""
+    """Weights of the Dense modules that sentence-transformers keeps in subfolders."""
     layers = () if config.pooling is None else config.pooling.head
     parts = {layer.name.rpartition("/")[0] for layer in layers} - {""}
     return {
@@ -76,7 +76,8 @@ def shapes_of(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def is_imported(hf: Mapping[str, object]) -> bool:
-    """Whether the generic reader reads this config.json without being asked to."""
+    """Whether the generic reader (`models/importing`) reads this config.json by default: no
+    built-in family does, and the architecture is proven against transformers."""
     architecture = read_architecture(Fields(hf))
     own = registry.registered(architecture)
     return is_proven(architecture) and (own is None or isinstance(own, ImportedFamily))
@@ -85,8 +86,9 @@ def is_imported(hf: Mapping[str, object]) -> bool:
 def register_imported(
     folder: Path, overrides: Mapping[str, object] | None = None, *, is_asked: bool = True
 ) -> None:
-    """Register a family derived from this folder's tensors and config.json, if no built-in one
-    reads it (`models/importing`). Not asked: only an architecture that was compared."""
+    """Register a family derived from this folder's tensors and config.json (`models/importing`), if
+    no built-in family reads it. Unless `is_asked`, only for architectures proven against
+    transformers."""
     if not is_asked and not (folder / "config.json").is_file():
         return
     hf = read_config_file(folder, overrides)

@@ -1,6 +1,6 @@
 """Reads JSON files of a model folder, and sampling defaults in generation_config.json. No jax.
 
-In: a folder, or settings that replace the file's. Out: validated sampling settings.
+In: a folder, or settings in place of its file. Out: validated sampling settings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jengine.weights.gguf.files import open_gguf
 from jengine.weights.gguf.generation import generation_of
 from jengine.weights.resolve import is_gguf
 
-# Limits of the numbers in generation_config.json, as Fields.number takes them.
+# Limits of numbers in generation_config.json, as arguments of Fields.number.
 SAMPLING_NUMBERS: Mapping[str, dict[str, Any]] = {
     "temperature": {},
     "top_p": {"maximum": 1.0, "above_minimum": True},
@@ -24,7 +24,7 @@ SAMPLING_NUMBERS: Mapping[str, dict[str, Any]] = {
     "repetition_penalty": {"above_minimum": True},
 }
 SAMPLING_INTEGERS = {"top_k": -1, "max_new_tokens": 1}
-FORCED = "forced_bos_token_id"  # the first token of a decoder behind an encoder of text
+FORCED = "forced_bos_token_id"  # first token of the decoder in encoder-decoder models
 GENERATION_KEYS = ("eos_token_id", *SAMPLING_NUMBERS, *SAMPLING_INTEGERS)
 
 

@@ -1,7 +1,7 @@
 """In-memory arrays under Hugging Face names, read like a checkpoint.
 
 In: flat or nested mappings of numpy, JAX or DLPack arrays. Out: parameters, after all names and
-shapes were checked. Layouts differ from ours, so every array is copied.
+shapes were checked. Layouts differ from jengine's, so every array is copied.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def given_tensors(params: Any) -> dict[str, GivenTensor]:
 
 
 def as_array(name: str, given: Any, where: Path = GIVEN) -> Any:
-    """Convert to a numpy or JAX array of weights. Raises CheckpointError."""
+    """Convert to a numpy or JAX array. Raises CheckpointError for other objects and dtypes."""
     array = any_array(name, given, where)
     if np.dtype(array.dtype).name not in DTYPES:
         raise CheckpointError(
@@ -84,7 +84,7 @@ def hf_parameters(
 
 
 def are_hf_names(config: ModelConfig, names: Iterable[str]) -> bool:
-    """Whether more of the names are checkpoint tensors than parameter paths."""
+    """Whether more of the names are Hugging Face tensors than parameter paths."""
     pieces = registry.plain_pieces(config)
     known = {piece.name for found in pieces.values() for piece in found}
     full = registry.full_names(config, dict.fromkeys(names))
@@ -94,7 +94,7 @@ def are_hf_names(config: ModelConfig, names: Iterable[str]) -> bool:
 def given_parameters(
     config: ModelConfig, model: nnx.Module, params: Any, place: Place
 ) -> dict[str, jax.Array]:
-    """Parameters of a module, a state, or a tree under our paths or Hugging Face names."""
+    """Parameters from a module, a state, or a tree under parameter paths or Hugging Face names."""
     is_tree = isinstance(params, Mapping) and not isinstance(params, nnx.State)
     if is_tree and are_hf_names(config, named_arrays(params)):
         return hf_parameters(config, model, given_tensors(params), place)

@@ -11,10 +11,10 @@ GIB = 2**30
 
 
 def layers_to_offload(sizes: Mapping[int, int], gib: float) -> list[int]:
-    """The fewest evenly spread layers that hold `gib` GiB, or all.
+    """The fewest evenly spaced layers that hold `gib` GiB, or all.
 
-    Even spacing lets a layer's copy overlap with the layers before it; the last one ends the last
-    stretch.
+    Spacing lets a layer's copy overlap with the layers before it. The last offloaded layer is the
+    last of its interval.
     """
     layers = sorted(sizes)
     for count in range(len(layers) + 1):

@@ -50,8 +50,8 @@ def _walk(path: str, node: Any, found: dict[str, Any]) -> None:
 def fitting_arrays(
     model: nnx.Module, params: Any, place: Place, origin: Mapping[str, Path] | None = None
 ) -> dict[str, jax.Array]:
-    """Arrays for every declared parameter. Raises ConfigError that lists the differences, with the
-    `origin` of parameters that have one."""
+    """Arrays for every declared parameter. Raises ConfigError that lists the differences; `origin`
+    names the source of a parameter in it."""
     declared = dict(named_parameters(model))
     given = with_current_names(named_arrays(params), declared)
     problems = differences(declared, given, with_current_names(origin or {}, declared))

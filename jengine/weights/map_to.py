@@ -15,14 +15,12 @@ class MapTo:
     """Where `update_params(tree, mapping=...)` puts an array of a tree, and how it is laid out.
 
     Args:
-        name: its Hugging Face name, such as "model.layers.{layer}.mlp.up_proj.weight"; what the
-            pattern's placeholders stand for is put into those of the name. Several names: the array
-            is split by its outputs.
-        inputs: how many axes the inputs of a matmul take, at the front: [inputs..., outputs...] is
-            transposed to [outputs, inputs].
-        outputs: how many axes the outputs take, at the front; several axes become one, and nothing
-            is transposed.
-        stacked: the axis along which layers are stacked, which `{layer}` then counts.
+        name: its Hugging Face name, such as "model.layers.{layer}.mlp.up_proj.weight", with the
+            pattern's placeholders. Several names: the array is split along its outputs.
+        inputs: number of leading axes that are a matmul's inputs: [inputs..., outputs...] is
+            flattened and transposed to [outputs, inputs].
+        outputs: number of leading axes that are outputs: they are flattened, without a transpose.
+        stacked: the axis along which layers are stacked; `{layer}` is the index.
         sizes: the outputs of each of several names; None: equal parts.
     """
 
@@ -52,6 +50,6 @@ class MapTo:
         return array[int(ends[part]) : int(ends[part + 1])]
 
 
-# A path's pattern -> where its array goes; None: nowhere. `{layer}` in a pattern stands for one
-# part of a path, `{module:path}` for one or several.
+# Path pattern -> destination; None: the array is skipped. `{layer}` in a pattern matches one path
+# component, `{module:path}` one or more.
 Rules = Mapping[str, MapTo | str | None]

@@ -1,7 +1,7 @@
 """Maps other libraries' parameter trees to checkpoint tensors.
 
 In: a pytree, and rules or a function. Out: arrays under Hugging Face names, converted when read.
-`tree_tables` has libraries' rules.
+Rules of known libraries are in `tree_tables`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jengine.weights.tree_tables import rules_of
 
 # (path, array) -> arrays by Hugging Face name.
 MapFunction = Callable[[str, Any], Mapping[str, Any]]
-# A library's name, rules, or a function.
+# A known library's name, rules, or a function.
 Mapped = str | Rules | MapFunction
 FIRST_SHOWN = 10
 
@@ -65,7 +65,7 @@ class MappedTensor:
 
 
 def mapped_tensors(tree: Any, mapping: Mapped) -> dict[str, MappedTensor]:
-    """Tensors of a tree under Hugging Face names; leaves that are no arrays are skipped.
+    """Tensors of a tree under Hugging Face names; leaves other than arrays are skipped.
 
     Raises CheckpointError where a path matches no rule, a name occurs twice, or a rule does not fit
     its array.

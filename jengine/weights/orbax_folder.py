@@ -12,11 +12,11 @@ from pathlib import Path
 
 from jengine.errors import CheckpointError
 
-# The subfolder that jengine saves arrays in.
+# Subfolder of arrays in folders saved by jengine.
 ARRAYS_FOLDER = "orbax"
 CHECKPOINT_FILE = "_CHECKPOINT_METADATA"
 TREE_FILE = "_METADATA"
-# Part of the name of a checkpoint that Orbax has not finished writing.
+# Part of the name of an unfinished Orbax checkpoint.
 UNFINISHED = ".orbax-checkpoint-tmp"
 
 

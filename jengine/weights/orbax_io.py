@@ -1,4 +1,4 @@
-"""Loads and saves Orbax checkpoints, whose arrays are named by our parameter paths.
+"""Loads and saves Orbax checkpoints, whose arrays are named by parameter paths.
 
 In: a folder written by `save_orbax` or a training loop, or a model. Out: a model, each device
 reading only its shards, or such a folder. Importing this takes two seconds, because of Orbax.
@@ -34,10 +34,10 @@ from jengine.weights.orbax_folder import ARRAYS_FOLDER, find_checkpoint, is_orba
 
 __all__ = ["is_orbax", "load_orbax", "read_orbax", "save_orbax"]
 
-# The sharding of a parameter, given its path, logical axes and shape.
+# (path, logical axes, shape) -> sharding of a parameter.
 Shardings = Callable[[str, tuple[str | None, ...], tuple[int, ...]], Sharding]
 LONGEST_CAUSE = 400
-# Limit of host memory while reading or writing; without one Orbax copies the whole model there.
+# Limit of host memory while reading or writing; without it Orbax copies the whole model there.
 HOST_BYTES = 2**31
 
 
@@ -52,8 +52,8 @@ def load_orbax(
 def read_orbax(
     folder: Path | str, model: LanguageModel, shardings: Shardings, *, cast: bool = False
 ) -> dict[str, jax.Array]:
-    """Parameters of a declared model by dotted path, of which each device reads only its shards.
-    `cast` converts floating point dtypes while reading. Raises CheckpointError."""
+    """Parameters of a declared model by dotted path, each device reading only its shards. `cast`
+    converts floating point dtypes while reading. Raises CheckpointError."""
     checkpoint = find_checkpoint(folder)
     declared = dict(named_parameters(model))
     trees = _described(checkpoint)
@@ -102,7 +102,7 @@ def _described(checkpoint: Path) -> dict[str | None, Any]:
         if name is None or name in ABOVE_PARAMETERS:
             with _orbax_errors(checkpoint):
                 trees[name] = v1.metadata(str(checkpoint), name).metadata
-                if trees[name] is None:  # Orbax has logged why
+                if trees[name] is None:  # Orbax has logged the reason
                     raise ValueError("what it says about its arrays is damaged or has odd keys")
     if not trees:
         found = ", ".join(str(name) for name in names[:FIRST_SHOWN]) or "nothing"
@@ -163,7 +163,7 @@ def _read(
     trees: Mapping[str | None, Any],
     targets: Mapping[str, jax.ShapeDtypeStruct],
 ) -> dict[str, jax.Array]:
-    """Read only the arrays named in `targets`."""
+    """Read the arrays named in `targets` only."""
     values: dict[str, jax.Array] = {}
     for tree_name, tree in trees.items():
 
@@ -226,7 +226,7 @@ def _orbax_errors(checkpoint: Path) -> Iterator[None]:
         ) from error
 
 
-# Keys that parameters may be stored under. Others may be optimizer moments or averaged weights.
+# Keys above parameters in training states. Others may hold optimizer moments or averaged weights.
 ABOVE_PARAMETERS = (
     "params", "parameters", "model", "weights", "state", "train_state", "default", "pytree",
 )  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 from jengine.quantization.codes import FP4_VALUES
 from jengine.weight_formats import WeightFormat
 
-# The order in which AWQ packs eight columns into 32 bits, lowest bits first.
+# Order in which AWQ packs eight columns into 32 bits, from the lowest bits up.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 SIGNED_FP4 = np.array((*FP4_VALUES, *(-value for value in FP4_VALUES)), np.float32)
 WORD = np.dtype("<i4")
@@ -28,7 +28,7 @@ def values_along_inputs(words: np.ndarray, bits: int) -> np.ndarray:
 def values_along_rows(words: np.ndarray, bits: int) -> np.ndarray:
     """GPTQ's values: int32 [words, outputs], lowest bits first, unsigned."""
     count, outputs = words.shape
-    # [words, outputs, 4] to [words, 4, outputs]: a byte holds inputs that follow each other.
+    # [words, outputs, 4] to [words, 4, outputs]: a byte holds consecutive inputs.
     found = np.ascontiguousarray(words, WORD).view(np.uint8).reshape(count, outputs, 4)
     found = found.swapaxes(1, 2).reshape(count * 4, outputs)
     return (found if bits == 4 else signed(found)).T
@@ -69,8 +69,8 @@ def from_ternary(values: np.ndarray) -> np.ndarray:
 
 
 def ternary_in_quarters(packed: np.ndarray) -> np.ndarray:
-    """Unpack BitNet's uint8 [outputs / 4, inputs] to -1, 0 and 1: a byte has an output of each
-    quarter of them, the first one's in the lowest bits."""
+    """Unpack BitNet's uint8 [outputs / 4, inputs] to -1, 0 and 1: each byte holds one output of
+    each quarter of the outputs, the first quarter's in the lowest bits."""
     quarters = [packed >> np.uint8(2 * quarter) & np.uint8(3) for quarter in range(4)]
     return np.concatenate(quarters).view(np.int8) - np.int8(1)
 
@@ -98,7 +98,7 @@ def unsigned(values: np.ndarray) -> np.ndarray:
 def scales_per_output(
     scales: np.ndarray, outputs: int, groups: int, block_rows: int = 1
 ) -> np.ndarray:
-    """Expand one scale in all, one per output, or one per block to float32 [outputs, groups]."""
+    """Expand scales per tensor, per output or per block to float32 [outputs, groups]."""
     found = np.asarray(scales, np.float32)
     if found.size == 1:
         return np.broadcast_to(found.reshape(1, 1), (outputs, groups))
@@ -124,7 +124,7 @@ def dequantized(
         return np.repeat(per_group.astype(np.float32), size, axis=1)[:, : plain.shape[1]]
 
     if zeros is not None:
-        # Eight bits are stored as signed numbers, whose zeros are not.
+        # 8-bit values are stored with offset 128, zeros without.
         plain -= spread(zeros) - np.float32(middle if format.bits == 8 else 0)
     elif format.values == "int4":
         plain -= np.float32(middle)

@@ -1,7 +1,7 @@
-"""Parameters that come in pieces, as trainers and vLLM's `load_weights` hand them over.
+"""Parameters in pieces, as trainers and vLLM's `load_weights` pass them.
 
-In: an iterable of (name, array) pairs or of mappings. Out: one mapping, and the piece of each name.
-Must not know models.
+In: an iterable of (name, array) pairs or of mappings. Out: one mapping, and the piece that each
+name came from. Must not know models.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from jengine.errors import CheckpointError, UnsupportedFeature
 from jengine.weights.live import named_arrays
 from sharding.jax_settings import engine_context
 
-# Stands for a folder in messages.
+# Stands for a file path in messages.
 GIVEN = Path("the given arrays")
 
 
 class Gathered(dict[str, Any]):
-    """Arrays by name; `origin` has the piece of each, which stands for a file in messages."""
+    """Arrays by name; `origin` names the piece of each in messages."""
 
     def __init__(self) -> None:
         super().__init__()

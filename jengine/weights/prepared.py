@@ -1,7 +1,7 @@
 """Converts parameters between declared form (checkpoints) and prepared form (steps).
 
-In: a model's declarations and placements. Out: arrays of one form from the other. Arrays are
-untouched if a weight's scheme uses the declared ones.
+In: a model's declarations and placements. Out: arrays in the other form. Weights whose scheme takes
+declared arrays pass through unchanged.
 """
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ Convert = Callable[[WeightShape, Tensors], Tensors]
 
 
 class PreparedForm:
-    """A model in prepared form, and the conversions."""
+    """The module in prepared form, and conversions of its arrays from and to declared form."""
 
     def __init__(
         self, declared: nnx.Module, places: StagePlaces, backend: str | None = None
     ) -> None:
-        """`declared` has shapes in place of arrays; `backend` may have its own matmuls."""
+        """`declared` has shapes in place of arrays; `backend` chooses matmul schemes, None:
+        XLA's."""
         self._places = places
         self._backend = backend
         self.module = nnx.merge(*nnx.split(declared))
         self.unfit = choose_schemes(self.module, backend, places)
         prepared = weighted(self.module)
-        # Declared and prepared, of the weights that change form.
+        # (declared, prepared) modules of weights whose form changes.
         self._weights = {
             path: (module, prepared[path])
             for path, module in weighted(declared).items()
             if not prepared[path].scheme.takes_declared
         }
-        # By what each depends on: layers with weights of one shape, of this engine and of others
-        # like it, share a program.
+        # Keyed by all that a conversion depends on, so that layers with weights of one shape share
+        # a program, across engines too.
         self._conversions: dict[Any, Callable[..., Tensors]] = {}
 
     @property
@@ -118,11 +119,11 @@ class PreparedForm:
             name: self._places.sharding(f"{path}.{name}", spec.axes, spec.shape)
             for name, spec in wanted.items()
         }
-        # A stage's weight is on its devices only, and each step is on all of them.
+        # Of the weight's pipeline stage only; steps span all stages.
         scheme = weight_scheme(
             declared.scheme, prepared.shape, self._backend, self._places.of(path)
         )
-        # Memory of the host is not given to results: XLA makes them on the devices.
+        # XLA cannot donate host memory to results: it makes them on the device first.
         on_host = any(one.memory_kind == HOST for one in where.values())
         old = {name: into[f"{path}.{name}"] for name in wanted} if into and not on_host else {}
         key = how, scheme, prepared.shape, tuple(where.items()), bool(old)
@@ -148,8 +149,8 @@ def converter(scheme: WeightScheme, declared: WeightScheme, how: str) -> Convert
 def conversion(
     convert: Convert, shape: WeightShape, where: Mapping[str, jax.sharding.Sharding]
 ) -> Callable[..., Tensors]:
-    """Compile a conversion of one weight. It may be given arrays like its results, to donate their
-    memory."""
+    """Compile a conversion of one weight. Old arrays of the results' shapes may be passed to donate
+    their memory."""
 
     def converted(given: Tensors, old: Tensors) -> Tensors:
         return dict(convert(shape, given))
@@ -163,7 +164,7 @@ def conversion(
 
 
 def choose_schemes(model: nnx.Module, backend: str | None, places: StagePlaces) -> list[str]:
-    """Let a step's modules use the backend's matmuls and norms where it has them. Returns paths of
+    """Switch a step's modules to the backend's matmuls and norms where they fit. Returns paths of
     weights whose shards do not fit the CPU kernels."""
     unfit = []
     for steps, module in nnx.iter_modules(model):
@@ -179,19 +180,19 @@ def choose_schemes(model: nnx.Module, backend: str | None, places: StagePlaces) 
 
 
 def is_changed(table: Embedding) -> bool:
-    """Whether a step repacks a table, so that its prepared array is a copy."""
+    """Whether steps use a repacked copy of a table."""
     return table.is_head or isinstance(table.scheme, QuantizedTable)
 
 
 def are_ours(given: Iterable[object]) -> bool:
-    """Whether these are of jengine's classes. Those of users may call functions that are defined
-    anew, as in a notebook, so what is traced of them is not shared between engines."""
+    """Whether all classes are jengine's or flax's. Users' classes may be redefined, as in
+    notebooks, so programs traced from them are not shared between engines."""
     return all(type(one).__module__.partition(".")[0] in ("jengine", "flax") for one in given)
 
 
 def parameter_count(declared: nnx.Module) -> int:
-    """Number of parameters, whatever form weights are stored in: codes may be packed in bytes, and
-    have scales beside them."""
+    """Number of parameters, independent of storage: packed codes count unpacked, scales not at
+    all."""
     weights = weighted(declared)
     stored = {f"{path}.{name}" for path, one in weights.items() for name in one.declared_specs()}
     others = [one.shape for path, one in named_parameters(declared) if path not in stored]

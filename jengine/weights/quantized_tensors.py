@@ -26,7 +26,7 @@ from jengine.weights.quantized_files import (
 )
 from jengine.weights.stored_parameter import TypedTensor
 
-SHARED = {"int8": "I8", "float16": "F16", "float32": "F32"}  # of GGUF's scales, in files' words
+SHARED = {"int8": "I8", "float16": "F16", "float32": "F32"}  # dtypes in safetensors' names
 EXPONENTS = np.dtype(ml_dtypes.float8_e8m0fnu)
 
 
@@ -55,7 +55,7 @@ def _scale_shapes(files: ModuleTensors) -> tuple[Shape, ...]:
 
 
 def _read_plain(files: ModuleTensors, dtype: str, scale: str) -> list[DecodedTensor]:
-    """Values [outputs, inputs], of four bits in pairs."""
+    """Values [outputs, inputs]; 4-bit ones are packed in pairs."""
     width = files.module.inputs * files.format.bits // 8
     weight = files.take("weight", (dtype,), (files.module.outputs, width))
     files.ignore("weight_shape")
@@ -124,7 +124,7 @@ def _read_mxfp4(files: ModuleTensors) -> list[DecodedTensor]:
 
 
 def _read_gguf(files: ModuleTensors) -> list[DecodedTensor]:
-    """GGUF's blocks, already split into values and what groups of them share."""
+    """GGUF's blocks, already split into codes and per-group tensors."""
     format, (outputs, inputs) = files.format, (files.module.outputs, files.module.inputs)
     kind = "I8" if format.bits == 8 else "U8"
     taken = {"weight": files.take("weight", (kind,), (outputs, inputs * format.bits // 8))}
@@ -142,7 +142,7 @@ def _read_gpt_oss(files: ModuleTensors) -> list[DecodedTensor]:
     blocks = files.take("blocks", ("U8",), (*shape, 16), joint="_")
     scales = files.take("scales", ("U8", "F8_E8M0"), shape, joint="_")
 
-    @functools.cache  # each expert's piece reads it, and looking for NaN reads all
+    @functools.cache  # cached: each expert's piece reads it, and the NaN check reads all of it
     def exponents() -> np.ndarray:
         return finite(scales, scales.read().view(EXPONENTS))
 
@@ -177,7 +177,7 @@ def _read_gptq(files: ModuleTensors) -> list[DecodedTensor]:
     offset = np.uint8(module.stored.zero_offset)
 
     def decode() -> np.ndarray:
-        # A zero of 0 minus one is stored as the largest value.
+        # Stored as zero - 1, so that zero 0 wraps around to the largest value.
         found = packed.unsigned_values(zeros.read(), bits) + offset
         return (found & np.uint8(2**bits - 1)).T
 
@@ -241,7 +241,7 @@ def _quarters(files: ModuleTensors) -> DecodedTensor:
 
 
 def _read_online_bitlinear(files: ModuleTensors) -> list[DecodedTensor]:
-    """Plain weights that BitNet rounds to multiples of their mean size."""
+    """BitNet's unpacked weights, ternarised with their mean absolute value as scale."""
     module = files.module
     weight = files.take("weight", PLAIN, (module.outputs, module.inputs))
 
@@ -255,7 +255,7 @@ def _read_online_bitlinear(files: ModuleTensors) -> list[DecodedTensor]:
         return packed.from_ternary(np.clip(np.round(steps), -1, 1))
 
     def scale() -> np.ndarray:
-        # Weights are rounded to the file's dtype once more.
+        # Rounded to the file's dtype, as in training.
         rounded = mean().astype(weight.read().dtype)
         return packed.scales_per_output(rounded, module.outputs, 1)
 

@@ -16,18 +16,18 @@ from jengine.hub.names import GGUF, HubName, hub_name
 from jengine.hub.options import HubOptions
 from jengine.hub.snapshot import local_snapshot
 
-# The beginning of an address in an object store, or of any other URL.
+# Prefix of an object store's address or any other URL.
 REMOTE = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
-# What makes a folder a model or a tokenizer whatever GGUF files it holds.
+# Files that make a folder a model or tokenizer, even beside GGUF files.
 OWN_FILES = ("config.json", "tokenizer.json")
-# GGUF files that are no models of their own: parts behind the first, and encoders of images.
+# GGUF files that are no model: parts after the first, and multimodal projectors.
 NO_MODEL = re.compile(r"(?<!-00001)-of-\d{5}\.gguf$|^mmproj")
 GGUF_ADVICE = "Give the .gguf file itself as the model."
 
 
 def resolve_model(name: str | Path, options: HubOptions | None = None) -> Path:
-    """Folder of a model: a path, "demo" or "demo-eagle" (bundled), or a repository `org/name`. A
-    GGUF file stands for a folder. Raises CheckpointError."""
+    """Folder of a model: a path, "demo" or "demo-eagle" (bundled), or a repository `org/name`; or
+    the path of a GGUF file. Raises CheckpointError."""
     if name in SHIPPED:
         return SHIPPED[str(name)]
     # An empty path would mean the current folder. os.path.expanduser leaves an unknown ~user alone.

@@ -22,7 +22,7 @@ from jengine.errors import CheckpointError, lfs_advice
 Declared = tuple[str, np.dtype, tuple[int, ...]]  # name, type, shape
 LONGEST_HEADER = 100_000_000  # the limit of the reference implementation
 MOST_DIMENSIONS = 64  # what numpy holds
-# Types of plain weights, and all types of weights and their scales.
+# Dtypes of plain weights, and those of quantized weights and scales too.
 READABLE = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
@@ -37,7 +37,7 @@ TYPES = {
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
-# Bits per element of every type in the format, to check sizes of tensors that are not readable too.
+# Bits per element of every dtype in the format: sizes are checked for unreadable ones too.
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
     "U32": 32, "I32": 32, "F32": 32, "U64": 64, "I64": 64, "F64": 64, "C64": 64,

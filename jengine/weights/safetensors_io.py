@@ -51,7 +51,7 @@ class ProgressBar(Protocol):
     def close(self) -> object: ...
 
 
-# Makes a bar from a label and a total in bytes.
+# (label, total bytes) -> progress bar.
 ProgressFactory = Callable[[str, int], ProgressBar]
 
 
@@ -95,7 +95,7 @@ def open_model(
         modules = stored_modules(config.quantization, registry.plain_pieces(config))
         tensors = decoded(folder, tensors, modules)
     pieces = present(pieces, tensors)
-    # Before the model is built: a config that does not fit its tensors may describe a giant.
+    # Before the model is built: a config that does not fit its tensors may describe a huge one.
     check_tensors(folder, tensors, pieces, registry.ignored_tensors(config))
     model = abstract_model(config)
     return model, stream(tensors, model, pieces, place, progress)
@@ -147,8 +147,8 @@ def stream(
 ) -> Iterator[NamedArray]:
     """Read and place parameters one at a time, in the same order in every process.
 
-    Threads share the work within a parameter; besides transfers in flight, the host holds one
-    parameter, or only its devices' shards.
+    Threads share the work within a parameter. Besides transfers in flight, the host holds one
+    parameter at a time, or only this process's shards of it.
     """
     declared = dict(named_parameters(model))
     if set(declared) != set(pieces):
@@ -176,15 +176,15 @@ def check_tensors(
     pieces: Pieces,
     ignored: Sequence[IgnoredTensor],
 ) -> None:
-    """Raise CheckpointError unless the checkpoint holds exactly the needed tensors. Of several
-    files, messages name a tensor's own."""
+    """Raise CheckpointError unless the checkpoint holds exactly the needed tensors. Messages name
+    the file of a tensor."""
     wanted = _by_name(pieces)
     missing = [name for name in wanted if name not in tensors]
     if missing:
         hint = " Is 'tie_word_embeddings' right?" if missing == ["lm_head.weight"] else ""
         raise CheckpointError(f"{folder}: tensors missing: {_first_ten(missing)}.{hint}")
     rules = {name: _rule_for(name, ignored) for name in tensors if name not in wanted}
-    # One of no numbers says nothing: transformers writes such for shared experts that are none.
+    # Empty tensors may be ignored: transformers writes them for absent shared experts.
     unknown = [name for name, rule in rules.items() if rule is None and tensors[name].size]
     several = len({one.file for one in tensors.values()}) > 1
     at = {name: f" ({one.file.name})" if several else "" for name, one in tensors.items()}
@@ -207,12 +207,12 @@ def check_tensors(
 
 
 def _bytes_of(piece: Piece, tensor: ReadableTensor) -> float:
-    """Bytes of the tensor that a piece reads."""
+    """Number of the tensor's bytes that a piece reads."""
     return tensor.size * math.prod(piece.source_shape) / math.prod(piece.shape)
 
 
 def _by_name(pieces: Pieces) -> dict[str, Piece]:
-    """Needed tensors by name, each with one of its pieces."""
+    """Needed tensors by name, each with one piece that reads it."""
     return {piece.name: piece for found in pieces.values() for piece in found}
 
 

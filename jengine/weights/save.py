@@ -74,7 +74,7 @@ def save_model(
 
 
 def saved_config(config: ModelConfig, format: Format) -> ModelConfig:
-    """Config of the saved model: quantization in compressed-tensors' layout, none in Orbax."""
+    """Config of the saved model: quantization in compressed-tensors' layout; Orbax keeps none."""
     if config.quantization is None:
         return config
     if format == "safetensors":
@@ -97,8 +97,8 @@ def saved_config(config: ModelConfig, format: Format) -> ModelConfig:
 
 
 def with_plain_weights(model: nnx.Module, values: Arrays) -> dict[str, jax.Array]:
-    """Checkpoint parameters of a model, with weights dequantized that no folder holds in codes:
-    tables, and those whose zeros are any numbers. GGUF's scales become float32."""
+    """Checkpoint parameters of a model, with weights dequantized that compressed-tensors cannot
+    express: tables, and fractional zeros. GGUF's scales become float32."""
     found = dict(values)
     for path, module in weighted(model).items():
         scheme = module.scheme
@@ -114,7 +114,7 @@ def with_plain_weights(model: nnx.Module, values: Arrays) -> dict[str, jax.Array
 
 
 def as_decoder(model: nnx.Module, config: ModelConfig) -> LanguageModel:
-    """The parameters as a model whose config names their dtype."""
+    """The parameters as a model, whose config's dtype is that of the parameters."""
     parameters = dict(named_parameters(model))
     dtypes = {jnp.dtype(leaf.dtype).name for leaf in parameters.values()}
     if len(dtypes) == 1 and config.quantization is None:

@@ -32,12 +32,12 @@ class SavedForm:
     """Names, dtypes and order of the tensors that a model with this config is saved as."""
 
     def __init__(self, config: ModelConfig, exact: Set[str]) -> None:
-        """`exact`: paths of parameters that are float32 whatever the config's dtype."""
+        """`exact`: paths of parameters that stay float32 in any dtype."""
         self._dtype = np.dtype(jnp.dtype(config.dtype))
         self._pieces = registry.checkpoint_map(config)
         self._exact = {piece.name for path in exact for piece in self._pieces[path]}
         self._unwritten = registry.unwritten_prefix(config)
-        # Name of a quantized tensor -> what is saved of it.
+        # Declared tensor's name -> the tensors saved from it.
         self._quantized: dict[str, list[SavedTensor]] = {}
         if config.quantization is not None:
             modules = stored_modules(config.quantization, registry.plain_pieces(config))
@@ -56,7 +56,7 @@ class SavedForm:
         last, array = "", np.empty(0)
         for name, pieces in self._by_name().items():
             parts = []
-            for path, piece in pieces:  # mostly one parameter, which fills several tensors
+            for path, piece in pieces:  # usually one parameter, which may fill several tensors
                 if path != last:
                     last, array = path, np.asarray(parameters[path].get_value())
                 parts.append((array, piece))
@@ -92,7 +92,7 @@ def plain_dtype(parameters: Parameters, config: ModelConfig, exact: Set[str]) ->
 
 
 def exact_paths(config: ModelConfig) -> set[str]:
-    """Parameters that are float32 whatever the model's dtype, such as some routers."""
+    """Parameters that stay float32 in any dtype, such as some routers."""
     narrow = abstract_model(dataclasses.replace(config, dtype="bfloat16", quantization=None))
     return {path for path, declared in named_parameters(narrow) if declared.dtype == jnp.float32}
 
@@ -103,7 +103,7 @@ FLOAT = np.dtype(np.float32)
 
 
 class SavedTensor(NamedTuple):
-    """A file's tensor, encoded from one declared array."""
+    """A tensor of a file, encoded from one declared array."""
 
     name: str
     dtype: np.dtype

@@ -17,7 +17,7 @@ from jengine.weights.gguf.files import open_gguf
 from jengine.weights.gguf.pooling import pooling_of
 from jengine.weights.resolve import is_gguf
 
-# What pooling configs of either style call the ways that exist here.
+# Pooling modes in config files, of either style -> ours.
 MODES = {
     "cls": "CLS",
     "pooling_mode_cls_token": "CLS",
@@ -36,12 +36,12 @@ class DenseModule:
     folder: str
     outputs: int
     bias: bool
-    activation: str  # the class of torch's, without its module
+    activation: str  # class name in torch.nn
 
 
 @dataclass(frozen=True)
 class SentenceModel:
-    """Settings from the modules."""
+    """Pooling settings of a sentence-transformers model."""
 
     pooling: str | None  # CLS, MEAN or LAST; None: tokens are not pooled
     normalizes: bool | None  # None: unknown

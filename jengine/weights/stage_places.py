@@ -1,7 +1,7 @@
 """Places parameters on pipeline stages.
 
-In: a parameter's path, logical axes and values. Out: a placed array. With one stage only the
-placement and host-resident layers matter.
+In: a parameter's path, logical axes and values. Out: a placed array. With one stage, layers differ
+only in whether they are offloaded to the host.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class StagePlaces:
 
     whole: Placement
     layout: StageLayout
-    # Layers whose parameters stay in the host's memory.
+    # Layers offloaded to host memory.
     on_host: frozenset[int] = frozenset()
-    # Whether every device has the whole vision tower, for images of its own.
+    # Whether the vision tower is replicated, so that each device encodes other images.
     whole_towers: bool = False
 
     def __call__(self, path: str, axes: Axes, values: Readable) -> jax.Array:
@@ -38,7 +38,7 @@ class StagePlaces:
         return self.of(path).sharding(axes, shape)
 
     def running(self, path: str) -> Placement:
-        """Placement as seen by a step where it uses the parameter."""
+        """Placement of a parameter inside a step."""
         if self._is_whole(path):
             return self.whole.apart
         in_stage = self.layout.num_stages > 1 and LAYER_PATH.fullmatch(path) is not None
@@ -50,8 +50,7 @@ class StagePlaces:
         return self.whole_towers and path.startswith(TOWER_PATH)
 
     def refuse_several_processes(self, what: str) -> None:
-        """Raise UnsupportedFeature for arrays that would have to reach processes without a part of
-        their stage."""
+        """Raise UnsupportedFeature for arrays of one process that other processes' stages need."""
         processes = self.whole.processes
         if self.layout.num_stages > 1 and len(processes) > 1:
             raise UnsupportedFeature(
@@ -75,7 +74,7 @@ class StagePlaces:
 
     @property
     def all_on_devices(self) -> StagePlaces:
-        """The same places with no layers in host memory."""
+        """These placements without offloading."""
         return replace(self, on_host=frozenset())
 
 

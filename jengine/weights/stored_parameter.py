@@ -1,4 +1,4 @@
-"""A checkpoint's parameter that can be read in slices.
+"""A checkpoint's parameter, readable in slices.
 
 In: a parameter's pieces and their tensors. Out: requested slices, so that a process reads only its
 devices' shards. Must not know devices.
@@ -23,7 +23,7 @@ from jengine.models.tensors.checkpoint import Piece
 from jengine.weights.tile_copy import TASK_BYTES, Convert, Task, copy, run_tasks, task_regions
 
 Region = Sequence[slice]
-# JAX on the CPU uses a NumPy array's memory without a copy if it is aligned to this.
+# JAX on CPUs adopts a NumPy array without a copy if it is aligned to this.
 ALIGNMENT = 64
 
 
@@ -56,7 +56,7 @@ class TypedTensor(ReadableTensor, Protocol):
 
 @dataclass(frozen=True)
 class StoredParameter:
-    """A parameter in a file; `threads` share the work of reading it."""
+    """A parameter in checkpoint files; `threads` share the work of reading it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -70,7 +70,7 @@ class StoredParameter:
 
     @property
     def is_covered(self) -> bool:
-        """Whether tensors cover all of it; the rest is zero, such as missing key biases."""
+        """Whether tensors cover all of it; gaps are zero, such as missing key biases."""
         filled = sum(math.prod(piece.source_shape) for piece, _ in self.parts)
         return filled == self.size
 
@@ -80,7 +80,7 @@ class StoredParameter:
         return self.size * self.dtype.itemsize
 
     def __getitem__(self, region: tuple[slice, ...]) -> np.ndarray:
-        """Read a slice; only that much is read."""
+        """Read a slice, and no more than that from the file."""
         wanted = ranges(region, self.shape)
         found = aligned([one.stop - one.start for one in wanted], self.dtype)
         if not self.is_covered:
@@ -114,7 +114,7 @@ class StoredParameter:
             if any(one.start >= one.stop for one in shared):
                 continue
             # Opened by the first task and closed after the last one: a parameter of many experts
-            # has more tensors than a process may have open files.
+            # has more tensors than a process may open files.
             view = functools.cache(functools.partial(oriented, piece, tensor, place))
             for part in task_regions(shared, self.dtype.itemsize, input_axes(piece, place)):
                 ours, theirs = moved(part, wanted), moved(part, place)
@@ -123,12 +123,12 @@ class StoredParameter:
 
 
 def oriented(piece: Piece, tensor: ReadableTensor, place: Region) -> np.ndarray:
-    """View of the tensor with the axes of the part it fills."""
+    """View of the tensor with the axes of the slice that it fills."""
     return piece.turned(tensor.read()).reshape([one.stop - one.start for one in place])
 
 
 def input_axes(piece: Piece, place: Region) -> int:
-    """Number of leading axes that make up a transposed tensor's last axis. Tasks do not split them,
+    """Number of leading axes fused into a transposed tensor's last axis. Tasks do not split them,
     so that each reads a contiguous range of the file."""
     if not piece.transpose:
         return 0
@@ -176,7 +176,7 @@ def converted(values: np.ndarray, dtype: np.dtype, tensor: ReadableTensor) -> np
     """Values converted to float16, checked for overflow; for other dtypes assignment converts."""
     if dtype != np.float16 or values.dtype == np.float16:
         return values
-    # float16 is the only readable type with a smaller range than another.
+    # float16 has the smallest range of the readable dtypes.
     wide = np.asarray(values, np.float32)
     with np.errstate(over="ignore"):
         narrow = wide.astype(np.float16)

@@ -15,19 +15,18 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-# Rows transposed at a time, and bytes of the tile that they are gathered in: it stays in the
-# processor's cache.
+# Rows transposed at a time, and bytes of the tile that gathers them: it stays in the CPU cache.
 TILE_ROWS = 256
 TILE_BYTES = 2**17
-# Bytes added to a tile's row. Rows of a matrix are mostly a power of two apart, so a column of them
-# falls into few sets of the cache and evicts itself; a tile's column must not.
+# Padding of a tile's rows in bytes. Strides that are powers of two map a column to few cache sets,
+# so that it evicts itself; the padding avoids this within the tile.
 TILE_PADDING = 64
-# A copy is split into tasks of about this size; a smaller parameter is copied by the caller.
+# Target bytes per task; a smaller parameter is copied by the calling thread.
 TASK_BYTES = 2**22
 MOST_THREADS = 16
 THREAD_NAME = "load-weights"
-# Integer types to copy custom types such as bfloat16 as: NumPy copies those element by element and
-# holds the interpreter's lock meanwhile.
+# Integer views for custom dtypes such as bfloat16, which NumPy copies element by element while
+# holding the GIL.
 BITS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 Task = Callable[[], None]
@@ -64,7 +63,7 @@ def run_tasks(tasks: Iterable[Task], threads: Executor | None) -> None:
     finally:
         for future in futures:
             future.cancel()
-        wait(futures)  # tasks that run still write to the caller's memory
+        wait(futures)  # running tasks still write to the caller's memory
 
 
 def task_regions(region: Sequence[slice], itemsize: int, unsplit: int = 0) -> Iterator[list[slice]]:
@@ -105,7 +104,7 @@ def _merged(into: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarra
         else:
             sizes.append(size)
             strides.append((steps[0], steps[1]))
-    # Not reshape, which would copy without a word where a view is impossible.
+    # Not reshape, which silently copies where no view is possible.
     first, second = ([pair[which] for pair in strides] for which in (0, 1))
     return as_strided(into, sizes, first), as_strided(values, sizes, second)
 

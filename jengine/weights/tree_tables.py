@@ -12,7 +12,7 @@ from jengine.errors import CheckpointError, nearest_name
 from jengine.weights.map_to import MapTo, Rules
 
 LAYER = "model.layers.{layer}."
-# Kinds of parameters of flax.linen and flax.nnx, whatever the modules are called.
+# Collection names of flax.linen and flax.nnx: kinds of parameters within a module.
 FLAX = {
     "kernel": MapTo("weight", inputs=1),
     "embedding": MapTo("weight"),
@@ -20,13 +20,13 @@ FLAX = {
     "weight": MapTo("weight"),
     "bias": MapTo("bias"),
 }
-# How a path begins, and what that is in a checkpoint: linen calls the modules of a list layers_0.
+# Path prefixes -> checkpoint prefixes; linen names the modules of a list layers_0, ...
 FLAX_PATHS = {
     "{root:path}.layers_{layer}.{module:path}": "{root}.layers.{layer}.{module}",
     "layers_{layer}.{module:path}": "layers.{layer}.{module}",
     "{module:path}": "{module}",
 }
-# Module of a layer in MaxText -> its tensor, and the axes of its inputs.
+# MaxText's module in a layer -> tensor name, and number of input axes.
 MAXTEXT_LAYER = {
     "self_attention.query.kernel": ("self_attn.q_proj.weight", 1),
     "self_attention.key.kernel": ("self_attn.k_proj.weight", 1),
@@ -53,9 +53,9 @@ MAXTEXT = {
         for module, (name, inputs) in MAXTEXT_LAYER.items()
     },
 }
-# Linear layers in Levanter -> the axes of their outputs, which come first.
+# Levanter's Linear modules -> number of output axes, which come first.
 LEVANTER_LAYER = {
-    "self_attn.q_proj": 3,  # KV heads, queries of each, head
+    "self_attn.q_proj": 3,  # KV heads, query group, head_dim
     "self_attn.k_proj": 2,
     "self_attn.v_proj": 2,
     "self_attn.o_proj": 1,

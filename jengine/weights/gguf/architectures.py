@@ -1,7 +1,7 @@
 """GGUF architectures: the family that reads each, and its metadata keys.
 
-Data. Keys omit the architecture's prefix. Tensor names need no table: they are roles, named by
-every family (`names`).
+Data. Keys omit the architecture's prefix. Tensor names are not listed here: each family's `names`
+map them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Keys = Mapping[str, str]
-# Of every architecture: metadata -> config.json.
+# Common to all architectures: metadata key -> config.json key.
 COMMON: Keys = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -19,14 +19,14 @@ COMMON: Keys = {
     "attention.head_count_kv": "num_key_value_heads",
     "rope.freq_base": "rope_theta",
 }
-# Keys that a file must have where its architecture has them.
+# Keys that a file must have if its architecture uses them.
 REQUIRED = {
     "context_length", "embedding_length", "attention.head_count", "expert_count",
     "expert_used_count", "expert_feed_forward_length",
 }  # fmt: skip
-# Keys that say nothing that tensors or other keys do not.
+# Keys that are redundant beside tensors and other keys.
 HARMLESS = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"}
-POOLING = "pooling_type"  # read where models pool
+POOLING = "pooling_type"  # read for pooling models
 EXPERTS: Keys = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
 LOCAL_EXPERTS: Keys = {**EXPERTS, "expert_count": "num_local_experts"}
 INNER: Keys = {"expert_feed_forward_length": "moe_intermediate_size"}
@@ -60,7 +60,7 @@ LLAMA_4: Keys = {
 LLAMA_4_SIZES: Keys = {
     "intermediate_size": "intermediate_size_mlp", "moe_intermediate_size": "intermediate_size",
 }  # fmt: skip
-# Of Mamba-2 and its like, beside the width of all values (`Architecture.shares`).
+# Mamba and its like; the sizes derived from ssm.inner_size are in `Architecture.shares`.
 MAMBA: Keys = {
     "ssm.conv_kernel": "mamba_d_conv",
     "ssm.state_size": "mamba_d_state",
@@ -68,7 +68,7 @@ MAMBA: Keys = {
     "ssm.group_count": "mamba_n_groups",
 }
 MAMBA_SHARES: Keys = {"mamba_d_head": "ssm.time_step_rank", "mamba_expand": "embedding_length"}
-# Of gated delta nets.
+# Gated delta nets.
 DELTA: Keys = {
     "ssm.conv_kernel": "linear_conv_kernel_dim",
     "ssm.state_size": "linear_key_head_dim",
@@ -76,45 +76,45 @@ DELTA: Keys = {
     "ssm.group_count": "linear_num_key_heads",
     "full_attention_interval": "full_attention_interval",
 }
-# How positions in images are rotated: in texts all parts are the same.
+# M-RoPE sections: for text, positions are equal in all sections.
 OF_IMAGES = ("rope.dimension_sections",)
-# Converters write 2**20 for models without positions, whatever their config.json says.
+# Converters write 2**20 for models without position embeddings, whatever config.json says.
 UNBOUNDED = {"max_position_embeddings": 131072}
-SOFTMAX, SIGMOID = 1, 2  # what gates experts
+SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
 
 
 @dataclass(frozen=True)
 class Architecture:
     """One of llama.cpp's architectures, or a variant."""
 
-    hf: str  # the class
+    hf: str  # architecture class in config.json
     model_type: str
-    # Beyond the common ones; "a.b" is b in the part a of config.json.
+    # Beyond COMMON: metadata key -> config.json key; "a.b" is b in the object a.
     keys: Keys = field(default_factory=dict)
-    fixed: Mapping[str, object] = field(default_factory=dict)  # what all such models have
-    rope: Mapping[str, object] = field(default_factory=dict)  # the same, where rotations are scaled
+    fixed: Mapping[str, object] = field(default_factory=dict)  # constant entries of config.json
+    rope: Mapping[str, object] = field(default_factory=dict)  # the same of rope_scaling
     eps: str = "rms_norm_eps"
-    partial: bool = False  # whether heads may be rotated in part
-    # Whether converters put the halves of heads of queries and keys in turns.
+    partial: bool = False  # partial rotary embedding is allowed
+    # Whether converters permuted rows of q and k from half-split to interleaved RoPE.
     turned: bool = False
     gate: int = SOFTMAX
-    grouped: str | None = None  # what choosing experts by groups is called, where it has a name
-    # Queries are scaled by the size of a head, or by hidden_size / heads with so many layers.
+    grouped: str | None = None  # topk_method of group-limited routing
+    # query_pre_attn_scalar: head_dim, or hidden_size / heads for models with this many layers.
     mean_heads_at: int | None = None
-    renamed: Keys = field(default_factory=dict)  # keys of config.json that a family calls otherwise
-    # What config.json calls layers that have no heads of keys.
+    renamed: Keys = field(default_factory=dict)  # config.json keys with other names in this family
+    # Layer type of layers with 0 KV heads, in hybrids.
     headless: str | None = None
-    halves: bool = False  # whether mixers and MLPs are layers of their own
-    has_heads: bool = True  # whether any layer has heads
+    halves: bool = False  # mixers and MLPs are separate layers
+    has_heads: bool = True  # any layer has attention heads
     is_rotated: bool = True
-    # Keys of config.json -> what ssm.inner_size, the width of all values, is divided by.
+    # config.json key -> metadata key that ssm.inner_size is divided by.
     shares: Keys = field(default_factory=dict)
-    # Tensors that files must have, since without them they would say too little.
+    # Tensors that may not be absent, though other architectures may omit them.
     needed: tuple[str, ...] = ()
-    harmless: tuple[str, ...] = ()  # keys that change nothing of such models
-    unused: tuple[str, ...] = ()  # tensors of heads that such models are not read with
-    sees_ahead: bool = False  # whether tokens attend to later ones
-    # Whether layers with and without a window differ in heads, and rotations are Gemma 4's.
+    harmless: tuple[str, ...] = ()  # keys without effect in this architecture
+    unused: tuple[str, ...] = ()  # tensors of heads that are not read
+    sees_ahead: bool = False  # bidirectional attention
+    # Gemma 4: layers with and without a window differ in heads and RoPE.
     by_kind: bool = False
 
 
@@ -156,7 +156,7 @@ ARCHITECTURES = {
         },
         by_kind=True,
     ),
-    # All of BERT's form, RoBERTa among them: files hold no positions before the first.
+    # Also RoBERTa: files omit the position embeddings before the first used one.
     "bert": Architecture("BertModel", "bert", eps="layer_norm_eps", sees_ahead=True),
     "nomic-bert": Architecture(
         "NomicBertModel", "nomic_bert", eps="layer_norm_eps", sees_ahead=True
@@ -213,7 +213,7 @@ ARCHITECTURES = {
         "BambaForCausalLM", "bamba", MAMBA, partial=True, turned=True, headless="mamba",
         shares=MAMBA_SHARES,
     ),
-    # Its multipliers are those of the weights that they would multiply.
+    # Multipliers are folded into the weights.
     "falcon-h1": Architecture(
         "FalconH1ForCausalLM", "falcon_h1", {**MAMBA, "ssm.inner_size": "mamba_d_ssm"},
         {"mamba_norm_before_gate": False}, shares={"mamba_d_head": "ssm.time_step_rank"},
@@ -305,11 +305,11 @@ ARCHITECTURES = {
         },
     ),
 }  # fmt: skip
-# Where a key has a value, here one of several, the architecture is another: architecture, key,
-# values (none: any but zero), variant.
+# (architecture, key, values, variant): the variant is meant if the key has one of the values; ():
+# any but 0.
 VARIANTS = (
     ("llama", "expert_count", (), "llama with experts"),
-    # Files do not say whether heads of queries and keys have norms: in the smaller model alone.
+    # Files do not say whether there are QK-norms: only the model with fewer experts has them.
     ("llama4", "expert_count", (128,), "llama4 of 128 experts"),
     ("olmo2", "attention.sliding_window", (), "olmo2 with windows"),
     ("deepseek2", "expert_gating_func", (SIGMOID,), "deepseek2 with sigmoids"),

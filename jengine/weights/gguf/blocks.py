@@ -1,8 +1,8 @@
 """GGUF's block formats as integers with scales: value = code * scale - least.
 
 In: bytes of rows. Out: float32, or codes and scales as `QuantizedWeights` declares them, outputs
-first. Must not know files. K-quants have blocks of 256 numbers with a scale per 16 or 32, which
-counts the block's unit.
+first. Must not know files. K-quants have super-blocks of 256 values with an integer scale per 16 or
+32 values, in units of the super-block's scale.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Counted(NamedTuple):
 
 
 class Coded(NamedTuple):
-    """Blocks as int8 codes [blocks, groups, numbers], their scales, and least values, if any."""
+    """Blocks as int8 codes [blocks, groups, numbers], their scales, and minimums, if any."""
 
     codes: np.ndarray
     scale: Counted
@@ -65,7 +65,7 @@ def plain_array(tensor: PackedTensor) -> np.ndarray:
 
 
 def common_format(kinds: set[str]) -> WeightFormat | None:
-    """Weight format that represents blocks of all these types exactly; None if there is none."""
+    """Weight format that represents blocks of all these types exactly; None if none does."""
     if not kinds or not kinds <= FORMATS.keys():
         return None
     formats = list({FORMATS[kind].weights for kind in kinds})
@@ -82,13 +82,13 @@ def common_format(kinds: set[str]) -> WeightFormat | None:
     return _format(codes, group, StoredBlocks(codes, least, min(units), scales, leasts))
 
 
-# Bits of codes and of scales that kernels know.
+# Bit widths of codes and of scales that the CPU kernels support.
 CODE_BITS, SCALE_BITS = (2, 3, 4, 5, 6, 8), (4, 6, 8)
 
 
 def holding(given: Sequence[Integers | None], known: tuple[int, ...]) -> Integers:
-    """Smallest of the `known` integers that can represent all given ones; None stands for 0 and
-    1."""
+    """Smallest of the `known` integer types that represents all given ones; None stands for {0,
+    1}."""
     every = [Integers(1, signed=False) if one is None else one for one in given]
     signed = any(one.signed for one in every)
     least = max(one.bits + (signed and not one.signed) for one in every)
@@ -96,7 +96,7 @@ def holding(given: Sequence[Integers | None], known: tuple[int, ...]) -> Integer
 
 
 def values_in(tensor: PackedTensor, format: WeightFormat) -> np.ndarray:
-    """Codes [rows, inputs]: int8, or pairs of four bits."""
+    """Codes [rows, inputs]: int8, or 4-bit pairs packed in bytes."""
     codes = _coded(tensor).codes.reshape(tensor.shape)
     if format.bits == 8:
         return codes
@@ -109,7 +109,7 @@ def shared_in(name: str, tensor: PackedTensor, format: WeightFormat) -> np.ndarr
     what, _, is_unit = name.partition("_")
     coded, dtype = _coded(tensor), np.dtype(format.shared_dtypes("float32")[name])
     found: Counted | None = getattr(coded, what)
-    if found is None:  # the type has no least values
+    if found is None:  # the type has no minimums
         found = Counted(np.zeros_like(coded.scale.counts), coded.scale.unit)
     if format.blocks is not None and format.blocks.unit is not None and found.unit is None:
         found = Counted(np.ones(found.counts.shape, np.int8), found.counts)
@@ -133,7 +133,8 @@ def _single(blocks: np.ndarray, at: int) -> np.ndarray:
 def _one_group(
     codes: np.ndarray, middle: int, scale: np.ndarray, least: np.ndarray | None = None
 ) -> Coded:
-    """Blocks that share one scale, of unsigned codes [blocks, numbers]. A least value is added."""
+    """Blocks of unsigned codes [blocks, numbers] that share one scale. `least` is added, unlike in
+    `Coded`."""
     return Coded(
         codes.astype(np.int8)[:, None] - np.int8(middle),
         Counted(scale),
@@ -174,7 +175,7 @@ def _q5_1(blocks: np.ndarray) -> Coded:
 
 
 def _with_least(blocks: np.ndarray, codes: np.ndarray) -> Coded:
-    """Q4_K's and Q5_K's codes [blocks, 8, 32], whose 6-bit scales and minimums are in twelve
+    """Q4_K and Q5_K: codes [blocks, 8, 32], with eight 6-bit scales and minimums packed in 12
     bytes."""
     given = blocks[:, 4:16]
     first, second, third = given[:, :4], given[:, 4:8], given[:, 8:]
@@ -231,13 +232,13 @@ def _q3_k(blocks: np.ndarray) -> Coded:
 
 
 def _pairs_of_bits(codes: np.ndarray) -> np.ndarray:
-    """[blocks, 16, 16]: per half of the bytes, the lowest two bits, then the next two, and so
+    """[blocks, 16, 16]: from each half of the bytes the lowest two bits, then the next two, and so
     on."""
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     return (codes.reshape(-1, 2, 1, 32) >> shifts & 3).reshape(-1, 16, 16)
 
 
-# Numbers that codes of four bits stand for; those of FP4 are doubled.
+# Value of each 4-bit code; FP4's are doubled to be integers.
 IQ4 = np.array(IQ4_VALUES, np.int8)
 FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 
@@ -273,7 +274,7 @@ def _single_scales(bits: int, *, least: bool = False, is_table: bool = False) ->
 def _counted_scales(
     bits: int, group: int, scale_bits: int, *, least: bool = False, is_table: bool = False
 ) -> WeightFormat:
-    """K-quants: integers that count units of 256 numbers; with least values, all are unsigned."""
+    """K-quants: integer scales in units per 256 values; with minimums, all are unsigned."""
     codes, scales = Integers(bits, signed=not least), Integers(scale_bits, signed=not least)
     blocks = StoredBlocks(codes, least, 256, scales, scales if least else None, is_table)
     return _format(codes, group, blocks)
@@ -292,5 +293,5 @@ FORMATS: dict[str, BlockFormat] = {
     "Q6_K": BlockFormat(_q6_k, _counted_scales(6, 16, 8)),
     "IQ4_NL": BlockFormat(_iq4_nl, _single_scales(4, is_table=True)),
     "IQ4_XS": BlockFormat(_iq4_xs, _counted_scales(4, 32, 6, is_table=True)),
-    "MXFP4": BlockFormat(_mxfp4, WeightFormat("int8", 32)),  # scales of any exponent are float32
+    "MXFP4": BlockFormat(_mxfp4, WeightFormat("int8", 32)),  # float32 scales: E8M0
 }

@@ -1,8 +1,8 @@
 """A GGUF file as a checkpoint: config, and tensors under Hugging Face names.
 
-In: a file, or the first of several. Out: a ModelConfig and tensors. Matrices stay in the codes of
-their blocks, with scales as they are stored, as do tables that are heads as well; other tables,
-experts and what a family stores in another order are dequantized when read.
+In: a file, or the first of several. Out: a ModelConfig and tensors. Matrices, output heads and tied
+embeddings stay in the codes of their blocks, with scales as stored; other tables, experts and what
+a family stores in another order are dequantized when read.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from jengine.weights.gguf.value_heads import grouped_values
 from jengine.weights.quantized_files import finite
 from jengine.weights.quantized_tensors import SHARED
 
-# Matrices that are multiplied as one, in a format that holds the codes of each.
+# Modules fused into one matmul, which need a common format.
 JOINED = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"), ("attn_output",), ("ffn_down",))
 IN_LAYER = re.compile(r"blk\.(\d{1,4})\.((?:\w+\.){1,2}(?:weight|bias)|ssm_[ad]|ffn_norm)")
 ONE_PLUS = ("rms_one_plus", "layer_one_plus")
 
 
 def read_gguf_config(file: Path) -> ModelConfig:
-    """The model's config, with matrices that stay in codes as quantization."""
+    """The model's config, with `quantization` naming the modules that stay in codes."""
     header = open_gguf(file)
     config = registry.model_config(config_of(header))
     modules = defaultdict[WeightFormat, list[str]](list)
@@ -96,9 +96,10 @@ class Translation:
 
     @cached_property
     def coded(self) -> dict[str, WeightFormat]:
-        """Modules that stay in codes, and their formats: those whose fused parts all do."""
+        """Modules that stay in codes, and their formats; all or none of those fused into one
+        matmul."""
         if self.names.stored_in_out or self.names.qkv_by_head:
-            return {}  # they are stored in another order than they are declared
+            return {}  # stored in another layout than declared
         apart = stacked_names(self.config)
         whole = [one for one in JOINED if apart.isdisjoint(f"{name}.weight" for name in one)]
         groups = [
@@ -134,7 +135,7 @@ class Translation:
         return f"{whole[module]}.{kind}"
 
     def _count(self) -> int:
-        """Number of layers in files."""
+        """Number of layers in the file."""
         if not self.names.halves_apart:
             return len(self.config.layers)
         return sum(1 + bool(layer.ffn.active_size) for layer in self.config.layers)
@@ -143,7 +144,7 @@ class Translation:
         return f"{self.names.prefix}{self.names.layers}.{number}."
 
     def _drafts(self, match: re.Match[str] | None) -> bool:
-        """Whether a tensor belongs to the MTP layers, which come last."""
+        """Whether a tensor belongs to the MTP layers, which follow the model's layers."""
         last = len(self.config.layers)
         return match is not None and self.names.drafting is not None and int(match[1]) >= last
 
@@ -154,14 +155,14 @@ class Translation:
             return plain_tensor(own, (packed,), packed.shape[::-1], lambda array: array.T)
         if name.endswith(".ssm_a"):
             return plain_tensor(own, (packed,), shape, _rate_logs(packed, self._turn(name)))
-        if name.endswith(".ssm_norm.weight"):  # a row for each group of heads
+        if name.endswith(".ssm_norm.weight"):  # stored as a row per group
             flat = (math.prod(packed.shape),)
             return plain_tensor(own, (packed,), flat)
         if self.config.norm in ONE_PLUS and name.endswith("norm.weight"):
             return plain_tensor(own, (packed,), turn=lambda array: array - array.dtype.type(1))
-        # Axes of one number, which some converters leave out.
+        # Some converters drop axes of length 1.
         same = [size for size in shape if size != 1] == [size for size in packed.shape if size != 1]
-        if not same:  # which loading says
+        if not same:  # the shape check of loading reports it
             return plain_tensor(own, (packed,))
         return plain_tensor(own, (packed,), shape, self._turn(name))
 
@@ -184,18 +185,18 @@ class Translation:
             yield GgufTensor(made, dtype, shape, (packed,), decode, turn)
 
     def _turn(self, name: str) -> Turn | None:
-        """Function that restores a checkpoint's row order within heads, or None."""
+        """Function that restores the checkpoint's row order, or None if the order is the same."""
         match = IN_LAYER.fullmatch(name)
         module = "" if match is None else match[2].partition(".")[0]
         if turn := grouped_values(self.config, module):
             return turn
         if module not in self._turned:
             return None
-        attention = written_attention(self.config)  # the same in all layers of these families
+        attention = written_attention(self.config)  # equal in all layers of these families
         dim = attention.head_dim
-        if module == "attn_qkv":  # all queries, all keys, all values
+        if module == "attn_qkv":  # [q, k, v] of all heads; checkpoints have them per head
             order = np.arange(3 * attention.num_heads * dim).reshape(3, -1, dim).swapaxes(0, 1)
-        else:  # the halves of a head alternate
+        else:  # undo interleaving of the halves of each head
             heads = attention.num_heads if module == "attn_q" else attention.num_kv_heads
             order = np.arange(heads * dim).reshape(heads, -1, 2).swapaxes(1, 2)
         return lambda array: array[order.ravel()]
@@ -236,7 +237,7 @@ RECURRENT = {
     "ssm_norm": "norm",
     "ssm_out": "out_proj",
 }
-# Those whose checkpoint names have no ending.
+# Tensors whose checkpoint names have no .weight suffix.
 RECURRENT_WHOLE = {"ssm_a": "A_log", "ssm_d": "D", "ssm_dt.bias": "dt_bias"}
 LATENT = {
     "attn_q_a": "q_down",
@@ -264,9 +265,9 @@ def whole_modules(names: Names) -> dict[str, str]:
 
 
 def layer_modules(config: ModelConfig) -> dict[str, str]:
-    """Modules of a layer, except stacked experts."""
+    """Modules of a layer, except stacked experts: GGUF name -> name in checkpoints."""
     names = registry.tensor_names(config)
-    # Some call the norm between attention and MLP by the first, and some by the second.
+    # GGUF's name of the norm between attention and MLP varies.
     between = names.after_attention if "after" in PLACES[config.norm_places] else names.before_mlp
     return {
         "attn_norm": names.before_attention,
@@ -302,7 +303,7 @@ def whole_names(config: ModelConfig) -> dict[str, str]:
         "attn_sinks.weight": names.sinks,
         "exp_probs_b.bias": names.choice_bias,
         "layer_output_scale.weight": names.layer_factor,
-        "ffn_norm": f"{names.before_mlp}.weight",  # so in files of Falcon-H1
+        "ffn_norm": f"{names.before_mlp}.weight",  # Falcon-H1's name of it
         **{theirs: f"{names.recurrent}.{ours}" for theirs, ours in RECURRENT_WHOLE.items()},
     }
 

@@ -14,9 +14,9 @@ from jengine.weights.gguf.rope import rope_scaling, rotated_share
 
 PLAIN_TYPES = {"F32": "float32", "F16": "float16"}
 EPS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
-MOST_LAYERS = 1000  # beyond which families refuse them
+MOST_LAYERS = 1000  # families refuse more
 TYPES = "token_types.weight"
-# Keys of config.json that are true where a layer has one of these tensors.
+# config.json flags -> tensors; true if a layer has one of these.
 PRESENT = {
     "attention_bias": ("attn_q.bias", "attn_qkv.bias"),
     "qkv_bias": ("attn_q.bias",),
@@ -85,7 +85,7 @@ def config_of(header: GgufHeader) -> dict[str, object]:
 
 
 def _in_parts(config: dict[str, Any]) -> dict[str, object]:
-    """Nest keys with a dot into sub-objects."""
+    """Nest keys that contain a dot into objects."""
     found: dict[str, Any] = {key: value for key, value in config.items() if "." not in key}
     for key in config.keys() - found.keys():
         part, name = key.split(".")
@@ -94,7 +94,7 @@ def _in_parts(config: dict[str, Any]) -> dict[str, object]:
 
 
 def _present(header: GgufHeader) -> dict[str, bool]:
-    """Settings that the tensors of layers show."""
+    """Flags that follow from the presence of tensors."""
     inside = {name.split(".", 2)[-1] for name in header.tensors if name.startswith("blk.")}
     return {key: not inside.isdisjoint(tensors) for key, tensors in PRESENT.items()}
 
@@ -136,8 +136,8 @@ def _heads(fields: Metadata, config: dict[str, Any]) -> dict[str, object]:
 
 
 def _headless_layers(fields: Metadata, name: str, layers: int) -> dict[str, object]:
-    """Keys of hybrids: the KV heads of attention layers, and the kind of each layer; a layer with 0
-    KV heads is of kind `name`."""
+    """Keys of hybrids: KV heads of attention layers, and layer types; a layer with 0 KV heads has
+    type `name`."""
     counts = fields.each(KV_HEADS) or [fields.number(KV_HEADS)] * min(layers, MOST_LAYERS)
     if len({*counts} - {0}) != 1:
         raise fields.refuse(KV_HEADS, "one number above zero, and zeros for other layers")
@@ -158,7 +158,7 @@ def _headless_layers(fields: Metadata, name: str, layers: int) -> dict[str, obje
 
 
 def _shares(fields: Metadata) -> dict[str, object]:
-    """Sizes of recurrent layers that follow from the width of all values."""
+    """Sizes of recurrent layers derived from ssm.inner_size."""
     found: dict[str, object] = {}
     for name, key in fields.architecture.shares.items():
         width, parts = fields.number("ssm.inner_size"), fields.number(key)
@@ -198,7 +198,7 @@ def _experts(fields: Metadata, config: dict[str, Any]) -> dict[str, object]:
 def _windows(fields: Metadata, config: dict[str, Any]) -> dict[str, object]:
     """Sliding-window layers: every layer except each n-th, or as listed."""
     found: dict[str, object] = {}
-    if PATTERN in fields.architecture.keys:  # said as such
+    if PATTERN in fields.architecture.keys:  # the family derives layers from the pattern
         return found
     if config.get("sliding_window") == 0:
         found["sliding_window"] = None
@@ -217,7 +217,7 @@ INPUTS = "per_layer_token_embd.weight"
 
 
 def heads_by_kind(fields: Metadata) -> dict[str, Any]:
-    """Heads, rotations and MLPs of layers of either kind."""
+    """Gemma 4: heads, RoPE and MLP widths of full and sliding-window layers."""
     slides = [bool(one) for one in fields.each(PATTERN) or ()]
     if not slides or slides[-1]:
         raise fields.refuse(PATTERN, "a list of flags for all layers, false for the last one")
@@ -256,7 +256,7 @@ def _head_dim(fields: Metadata, ending: str) -> int:
 
 
 def _kv_heads(fields: Metadata, slides: list[bool], sliding: bool) -> int:
-    """KV heads of one kind of layers."""
+    """KV heads of the sliding-window or of the full-attention layers."""
     counts = fields.each(KV_HEADS) or [fields.number(KV_HEADS)] * len(slides)
     found = {count for count, one in zip(counts, slides, strict=False) if one is sliding}
     if len(found) > 1:

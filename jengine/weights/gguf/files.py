@@ -1,6 +1,6 @@
 """Opens GGUF models of one or several files.
 
-In: a file, or the first of several. Out: one header whose tensors know their file.
+In: a file, or the first of several. Out: one header, whose tensors refer to their file.
 """
 
 from __future__ import annotations

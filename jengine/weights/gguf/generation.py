@@ -11,7 +11,7 @@ import numpy as np
 
 from jengine.weights.gguf.header import GgufHeader
 
-# Keys behind "general.sampling." -> those of generation_config.json.
+# "general.sampling." suffix -> generation_config.json key.
 SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -19,16 +19,16 @@ SAMPLING = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
-# Roles of tokens that end answers: of a text, a turn and a message.
+# Roles of tokens that end generation: end of text, of turn and of message.
 ENDINGS = ("eos", "eot", "eom")
-# The same by their texts, since older files do not name them.
+# The same by text, for older files without these roles.
 ENDING_TEXTS = {
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|end_of_text|>",
     "<|return|>", "<|call|>", "<end_of_utterance>", "<|user|>", "<|observation|>",
 }  # fmt: skip
-# Of models that have these, <|end|> ends a message within an answer.
+# In vocabularies with both (Harmony), <|end|> ends a message, not the generation.
 HARMONY = {"<|return|>", "<|call|>"}
-CONTROL = 3  # the type of special tokens
+CONTROL = 3  # token type of special tokens
 
 
 def generation_of(header: GgufHeader) -> dict[str, object]:

@@ -20,11 +20,11 @@ import numpy as np
 from jengine.errors import CheckpointError, lfs_advice
 
 MAGIC = b"GGUF"
-MODEL = "model"  # other files are adapters and parts that read images
+MODEL = "model"  # general.type; others are adapters and multimodal projectors
 VERSIONS = (2, 3)
 MOST_DIMENSIONS = 4
-MOST_NESTED = 2  # arrays of arrays
-# Types of metadata by number: how struct reads them.
+MOST_NESTED = 2  # depth of nested arrays
+# Metadata value types by number: struct format characters.
 NUMBERS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?",
     10: "<Q", 11: "<q", 12: "<d",
@@ -42,7 +42,7 @@ class PackedType:
     size: int
 
 
-# By number. Those without blocks here are named when they are refused.
+# By number. Types without a block layout are known only to name them in errors.
 TYPES = {
     0: PackedType("F32", 1, 4),
     1: PackedType("F16", 1, 2),
@@ -126,14 +126,14 @@ class NotArrived(Exception):
 
 
 def read_header(file: Path, arrived: int | None = None) -> GgufHeader:
-    """Parse and check a header. `arrived`: bytes that are there, of a file that has the whole size
-    already. Raises CheckpointError or NotArrived."""
+    """Parse and check a header. `arrived`: bytes downloaded so far, of a file preallocated to its
+    full size. Raises CheckpointError or NotArrived."""
     with mapped(file) as memory:
         return _parse(file, _ValueReader(file, memory, arrived=arrived))
 
 
 def has_header(file: Path, arrived: int) -> bool:
-    """Whether these first bytes hold the header. Raises CheckpointError."""
+    """Whether the first `arrived` bytes hold the whole header. Raises CheckpointError."""
     try:
         read_header(file, arrived)
     except NotArrived:
@@ -174,7 +174,7 @@ class _ValueReader:
 
     def number(self, form: str) -> Any:
         found = struct.unpack(form, self.take(struct.calcsize(form)))[0]
-        # 1e-6 is meant where float32 holds 9.99999997e-7.
+        # The shortest decimal of a float32: 1e-6, not 9.99999997e-7.
         return float(str(np.float32(found))) if form == "<f" else found
 
     def string(self) -> str:

@@ -72,7 +72,7 @@ class Metadata:
         return [int(one) for one in found]
 
     def number(self, key: str, default: float | None = None) -> Any:
-        """A number that is equal for all layers. Raises CheckpointError."""
+        """A number, or a per-layer list of equal numbers. Raises CheckpointError."""
         found = self.get(key)
         found = default if found is None else found
         if not isinstance(found, int | float) or isinstance(found, bool):
@@ -83,7 +83,7 @@ class Metadata:
         return tensor in self.header.tensors
 
     def matrix_shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a matrix that every model has. Raises CheckpointError."""
+        """Shape of a matrix. Raises CheckpointError if it is missing."""
         found = self.header.tensors.get(name)
         if found is None or len(found.shape) != 2:
             raise CheckpointError(f"{self.header.file}: tensor missing: {name!r}.")

@@ -1,4 +1,4 @@
-"""How a GGUF model pools.
+"""Pooling type of a GGUF model.
 
 In: a header. Out: the pooling of a sequence.
 """

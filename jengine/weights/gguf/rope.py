@@ -15,15 +15,15 @@ from jengine.weights.gguf.metadata import Metadata
 
 FACTORS = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
-TENSORS = (FACTORS, LONG, SHORT)  # that are no parameters
+TENSORS = (FACTORS, LONG, SHORT)  # not parameters
 ORIGINAL = "rope.scaling.original_context_length"
-# What all published Llama 3.x have; files hold only the factors that follow from these.
+# Common to all published Llama 3.x; files hold only the factors computed from these.
 LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-# Keys behind "rope.scaling." -> those of config.json, which files may leave out.
+# "rope.scaling." suffix -> rope_scaling key; optional.
 YARN = {
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
@@ -33,7 +33,7 @@ LOG = "rope.scaling.yarn_log_multiplier"
 
 
 def rope_scaling(fields: Metadata, config: Mapping[str, Any]) -> dict[str, object] | None:
-    """The `rope_scaling` of config.json."""
+    """config.json's `rope_scaling`; None for unscaled RoPE."""
     if fields.architecture.by_kind:
         fields.get("rope.scaling.type")
         return None
@@ -61,7 +61,7 @@ def _yarn(fields: Metadata, config: Mapping[str, Any]) -> dict[str, object]:
     for key, name in YARN.items():
         if fields.get(f"rope.scaling.{key}") is not None:
             found[name] = fields.number(f"rope.scaling.{key}")
-    if fields.get(LOG) is not None:  # of published models, whose two scales are equal
+    if fields.get(LOG) is not None:  # mscale and mscale_all_dim are equal in published models
         scale = round(10.0 * fields.number(LOG), 6)
         found |= {"mscale": scale, "mscale_all_dim": scale}
     return found
@@ -95,7 +95,8 @@ def _factors(fields: Metadata, name: str) -> np.ndarray:
 
 
 def rotated_share(fields: Metadata) -> float:
-    """Share of lanes that are rotated: the others' frequencies are divided by 1e30."""
+    """partial_rotary_factor: the share of pairs with factor 1; 1e30 disables rotation of the
+    others."""
     factors = _factors(fields, FACTORS)
     if not (np.isclose(factors, 1) | (factors > 1e20)).all():
         raise CheckpointError(
@@ -106,7 +107,8 @@ def rotated_share(fields: Metadata) -> float:
 
 
 def _llama3(fields: Metadata, factors: np.ndarray, config: Mapping[str, Any]) -> dict[str, object]:
-    """Recover llama3 scaling settings from its per-frequency factors."""
+    """Recover llama3 scaling settings from per-frequency factors. Raises CheckpointError for
+    others."""
     low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
     original, factor = LLAMA3["original_max_position_embeddings"], float(factors.max())
     pairs = config["head_dim"] // 2

@@ -22,7 +22,7 @@ KEYS, VALUES = "attn_k_b.weight", "attn_v_b.weight"
 SHARED = ("ffn_gate_shexp.weight", "ffn_up_shexp.weight")
 DENSE = ("ffn_gate.weight", "ffn_up.weight")
 DELTA = ("attn_qkv.weight", "attn_gate.weight")
-# Names in a layer that are read here, and not each alone.
+# Tensor names that are translated together, not one by one.
 STACKED = {f"{name}.{kind}" for name in (GATE, UP, DOWN) for kind in ("weight", "bias")}
 STACKED |= {KEYS, VALUES}
 
@@ -33,13 +33,13 @@ def stacked_names(config: ModelConfig) -> set[str]:
     found = set(STACKED)
     if len(names.shared_gate_up) == 1:
         found |= {*SHARED}
-        if names.gate_up == names.shared_gate_up:  # Granite's only MLP is the shared one
+        if names.gate_up == names.shared_gate_up:  # Granite MoE's only MLP is the shared expert
             found |= {*DENSE}
     return found | {*DELTA} if delta_of(config, split=False) is not None else found
 
 
 def stacked_tensors(config: ModelConfig, layer: str, found: Layer) -> Iterator[GgufTensor]:
-    """Translate these tensors of one layer; `layer` is the name prefix."""
+    """Translate one layer's tensors that do not map one to one; `layer` is the name prefix."""
     if KEYS in found or VALUES in found:
         yield _latent(layer, *_all(found, KEYS, VALUES))
     names = registry.tensor_names(config)
@@ -113,7 +113,7 @@ def _whole(config: ModelConfig, name: str, packed: PackedTensor) -> GgufTensor:
 
 
 def _latent(layer: str, keys: PackedTensor, values: PackedTensor) -> GgufTensor:
-    """Latent attention's keys [heads, rank, nope] and values [heads, values, rank], fused."""
+    """Fuse MLA's k_b [heads, rank, nope] and v_b [heads, values, rank] into kv_b_proj."""
     shapes = keys.shape, values.shape
     if any(len(shape) != 3 for shape in shapes) or (keys.shape[0], keys.shape[1]) != (
         values.shape[0], values.shape[2],
@@ -130,7 +130,7 @@ def _latent(layer: str, keys: PackedTensor, values: PackedTensor) -> GgufTensor:
 
 
 def _delta(name: str, delta: DeltaConfig, qkv: PackedTensor, gate: PackedTensor) -> GgufTensor:
-    """Queries, keys, values and gates, each of all heads, by key head."""
+    """Fuse q, k, v and z, each stored for all heads, into in_proj_qkvz, ordered by key head."""
     heads, values = delta.key_heads, delta.share * delta.value_dim
     widths = (delta.key_dim, delta.key_dim, values)
     rows = heads * sum(widths), heads * values

@@ -18,7 +18,7 @@ Turn = Callable[..., np.ndarray]
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """A tensor under its Hugging Face name, or the values or scales of a quantized one.
+    """A tensor under its Hugging Face name, or one of the tensors of a quantized weight.
 
     `dtype` is the dtype read, in safetensors' names. `turn` combines several packed tensors or
     reorders one.
@@ -66,6 +66,6 @@ def dequantized(packed: PackedTensor) -> np.ndarray:
 
 
 def expert_of(packed: PackedTensor, number: int) -> PackedTensor:
-    """One matrix of a stacked tensor."""
+    """One expert's matrix of a stacked tensor."""
     size = packed.size // packed.shape[0]
     return replace(packed, shape=packed.shape[1:], start=packed.start + number * size, size=size)

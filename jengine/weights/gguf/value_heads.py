@@ -1,5 +1,5 @@
-"""Order of the value heads of gated delta nets. GGUF files interleave them: the first of each key
-head, then the second, ...; in checkpoints those of a key head are contiguous.
+"""Order of the value heads of gated delta nets. GGUF interleaves them: the first of each key head,
+then the second, ...; in checkpoints those of one key head are contiguous.
 
 In: a ModelConfig. Out: the function that restores a tensor. Must not know files.
 """
@@ -11,8 +11,8 @@ import numpy as np
 from jengine.config import DeltaConfig, ModelConfig
 from jengine.weights.gguf.tensor import Turn
 
-# Modules whose rows (of ssm_out, columns) are those of values, also behind queries and keys, or one
-# for each head.
+# Modules whose rows (columns of ssm_out) are value heads; those where q and k come first; those
+# with one row per head.
 OF_VALUES = ("attn_gate", "ssm_out")
 BEHIND_KEYS = ("attn_qkv", "ssm_conv1d")
 SINGLE = ("ssm_beta", "ssm_alpha", "ssm_a", "ssm_dt")
@@ -32,7 +32,8 @@ def grouped_values(config: ModelConfig, module: str) -> Turn | None:
 
 
 def delta_of(config: ModelConfig, *, split: bool) -> DeltaConfig | None:
-    """The gated delta nets, if checkpoints hold their input matmul as several tensors, or not."""
+    """Config of the gated delta nets if checkpoints store their input projection split (as several
+    tensors) as given; else None."""
     mixers = (layer.mixer for layer in config.layers)
     found = next((mixer for mixer in mixers if isinstance(mixer, DeltaConfig)), None)
     return found if found is not None and found.split is split else None
