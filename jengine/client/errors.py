@@ -6,7 +6,7 @@ import json
 
 from jengine.errors import CapacityError, JengineError, RequestError
 
-# Longer messages of a server are cut off.
+# Characters of a server's message that are kept.
 LONGEST_MESSAGE = 1000
 NOT_NOW = (408, 425, 429, 503, 529)
 

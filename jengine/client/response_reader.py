@@ -32,7 +32,7 @@ class ResponseReader:
         return self._read()
 
     def end(self) -> None:
-        """The connection was closed, which ends a body without a length."""
+        """Note that the connection was closed, which completes a body without a length."""
         self.complete = self.complete or self._read == self._until_closed
 
     def _head(self) -> bytes:

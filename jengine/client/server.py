@@ -20,7 +20,7 @@ from jengine.client.connection import security_of
 from jengine.client.errors import ServerFailed, error_of, message_in
 from jengine.client.event_reader import DONE, Chunk, EventReader, read_chunk
 
-# For answers that are not streamed. A stream may be silent while it waits in the queue.
+# Socket timeout of non-streaming requests. Streams have none: a request may be queued for long.
 SECONDS = 60.0
 KEY_VARIABLE = "OPENAI_API_KEY"
 

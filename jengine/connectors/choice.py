@@ -1,10 +1,10 @@
-"""Makes the two halves of the connector that settings name.
+"""Builds the two halves of the configured KV connector.
 
-In: TransferSettings and the namespace of the model. Out: a half for the scheduler, one for the
-worker, each in the process that needs it. A class of a user's, `package.module:Class`, has the
-class methods `scheduler_half(extra, namespace)` and `worker_half(extra, namespace)`. For a mesh of
-several processes it also has `scheduler_half_of_pieces(extra, namespace, pieces)` and
-`worker_half_of_piece(extra, namespace, piece, process)`.
+In: TransferSettings and the namespace of the model. Out: the scheduler half or the worker half,
+each in the process that needs it. A user's class, `package.module:Class`, has the class methods
+`scheduler_half(extra, namespace)` and `worker_half(extra, namespace)`; for a mesh of several
+processes also `scheduler_half_of_pieces(extra, namespace, pieces)` and `worker_half_of_piece(extra,
+namespace, piece, process)`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from jengine.errors import ConfigError, UnsupportedFeature
 from jengine.import_paths import imported
 
 HALVES = ("scheduler_half", "worker_half")
-# Of a connector whose worker halves each store the piece of a block that their process has.
+# Class methods of connectors that support meshes, where each process stores its shard of a block.
 PIECE_HALVES = ("scheduler_half_of_pieces", "worker_half_of_piece")
 
 
 def scheduler_half(
     settings: TransferSettings, namespace: str, pieces: Sequence[str] = WHOLE_BLOCKS
 ) -> SchedulerHalf | None:
-    """Make the connector's scheduler half; None without a connector, where blocks go to host memory
-    alone. `pieces`: names of the processes' pieces of a block."""
+    """Make the connector's scheduler half; None without a connector (host memory only). `pieces`:
+    name of each process's shard of a block."""
     if settings.folder is not None:
         return FolderIndex(settings.folder.path, namespace, pieces)
     if settings.peer is not None:
@@ -49,8 +49,8 @@ def worker_half(
     pieces: Sequence[str] = WHOLE_BLOCKS,
     process: int = 0,
 ) -> WorkerHalf | None:
-    """Make this process's worker half; None without a connector. The process stores the piece that
-    `pieces` names for it."""
+    """Make this process's worker half, which stores the shard `pieces[process]`; None without a
+    connector."""
     own, shares = pieces[process], len(set(pieces))  # each piece has its share of a limit
     if settings.folder is not None:
         folder = settings.folder
@@ -77,7 +77,8 @@ def loaded_class(name: str) -> Any:
 
 
 def refuse_without_pieces(name: str, processes: Sequence[int]) -> None:
-    """Raise ConfigError if a user's connector does not serve a mesh of several processes."""
+    """Raise UnsupportedFeature if a user's connector does not support meshes of several
+    processes."""
     missing = missing_of(loaded_class(name), PIECE_HALVES)
     if missing:
         raise UnsupportedFeature(

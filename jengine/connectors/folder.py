@@ -1,10 +1,10 @@
-"""A connector that keeps contents as files of a folder: a disk tier, or storage that engines share.
+"""KV connector that stores blocks as files of a directory: a disk tier, or storage shared by
+engines.
 
-Files are named by namespace and content key, appear when they are complete and carry a checksum, so
-they survive restarts, and any number of engines may use a folder. What is damaged is removed. With
-a limit the files that were not read for the longest time go first. Where the processes of an engine
-have pieces of a block, each writes its piece below a namespace of its own, and a content is there
-when all pieces are.
+Files are named by namespace and content key, appear atomically and carry a checksum, so they
+survive restarts and any number of engines may share a directory. Damaged files are removed. With a
+limit, the least recently read files are evicted. In a mesh of several processes each writes its
+shard of a block under its own namespace, and a block is stored once all shards are.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAGIC = b"jengine KV 2\n"
 CHECKSUM_BYTES = 4
 HEADER_BYTES = len(MAGIC) + CHECKSUM_BYTES
 SUFFIX = ".kv"
-# Of a folder that is full so much is freed at a time.
+# Share of a full directory that is evicted at a time.
 FREED = 0.1
 
 
@@ -45,8 +45,8 @@ def file_of(folder: str | Path, key: bytes) -> str:
 
 
 def header_of(key: bytes, data: bytes | memoryview) -> bytes:
-    """First bytes of a block's file: a checksum of the block and its content key. It finds damage,
-    not forgery: who may write the folder may write a matching checksum, whatever its kind."""
+    """File header: magic and a CRC of content key and block. It detects damage, not forgery: anyone
+    with write access can compute it."""
     return MAGIC + zlib.crc32(data, zlib.crc32(key)).to_bytes(CHECKSUM_BYTES, "little")
 
 
@@ -56,7 +56,7 @@ class FolderIndex:
     def __init__(
         self, root: str | Path, namespace: str, pieces: Sequence[str] = WHOLE_BLOCKS
     ) -> None:
-        """`pieces`: names of the processes' pieces of a block."""
+        """`pieces`: name of each process's shard of a block."""
         folders = [folder_of(root, namespace + piece) for piece in dict.fromkeys(pieces)]
         self._folders = [str(folder) for folder in folders]
         missing = [folder for folder in folders if not folder.is_dir()]
@@ -73,7 +73,7 @@ class FolderIndex:
         return ""
 
     def holds(self, key: bytes, source: str) -> bool:
-        """Whether each piece has a file written since the last reset."""
+        """Whether every shard has a file written since the last reset."""
         try:
             return all(
                 os.stat(file_of(folder, key)).st_mtime >= self._valid_since
@@ -88,7 +88,7 @@ class FolderIndex:
     def forget(self, key: bytes) -> None:
         """Remove the block's files."""
         for folder in self._folders:
-            with contextlib.suppress(OSError):  # it was not there
+            with contextlib.suppress(OSError):  # already gone
                 os.unlink(file_of(folder, key))
 
     def finished(self, wire: WireRequest, num_tokens: int) -> Mapping[str, Any]:
@@ -118,7 +118,7 @@ class FolderStore:
         path = file_of(self._folder, key)
         try:
             number = os.open(path, os.O_RDONLY)
-        except OSError:  # it is not there
+        except OSError:  # no such block
             return None
         try:
             found = mapped(number)
@@ -163,7 +163,7 @@ class FolderStore:
 
     @property
     def total(self) -> int:
-        """Bytes of all files, as this engine has counted them."""
+        """Bytes of all files that this engine has counted."""
         return self._total
 
     def _make_room(self, size: int) -> None:
@@ -175,7 +175,7 @@ class FolderStore:
             self._remove(next(iter(self._sizes)))
 
     def _remove(self, path: str) -> None:
-        with contextlib.suppress(OSError):  # another engine was first
+        with contextlib.suppress(OSError):  # another engine has removed it
             os.unlink(path)
         with self._lock:
             self._total -= self._sizes.pop(path, 0)

@@ -1,13 +1,12 @@
-"""Publishes which blocks a cache has begun and ceased to hold, for routers outside, as vLLM does.
+"""Publishes KV cache events, as vLLM does, for external routers that route by cached prefix.
 
-In: events. Out: batches in msgpack over a ZMQ PUB socket, `topic, number, batch`, and the last ones
-again for who asks at the replay address. Structs and frames are vLLM's.
+In: events. Out: msgpack batches over a ZMQ PUB socket as `topic, number, batch`; the last ones are
+sent again on request at the replay address. Structs and frames are vLLM's.
 
-Routers outside hear which blocks are cached. With `kv_events_config` a cache publishes vLLM's
-frames (`BlockStored`, `BlockRemoved`, `AllBlocksCleared`) over ZMQ, a batch per committed step
-(`kvcache/event_log.py`, `connectors/kv_events.py`); those of recurrent layers are left out, and of
-tiers none is told. Hashes are jengine's own, their last 64 bits. Each data-parallel rank publishes
-at ports of its own, and serves its blocks at one (`assembly/processes/deployment.py`).
+With `kv_events_config` each committed step publishes one batch of `BlockStored`, `BlockRemoved` and
+`AllBlocksCleared` (`kvcache/event_log.py`). Not published: states of recurrent layers, and blocks
+in host memory or connectors. Hashes are the last 64 bits of jengine's own. Each data-parallel rank
+has its own ports (`assembly/processes/deployment.py`).
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ LOOPBACK = "tcp://127.0.0.1:5557"
 ONE_HOST = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:")
 END = (-1).to_bytes(8, "big", signed=True)
 AtLeast0 = Annotated[int, msgspec.Meta(ge=0)]
-# Seconds between two looks at the replay socket.
+# Poll interval of the replay socket, in seconds.
 GLANCE = 0.05
 
 
@@ -92,7 +91,7 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tru
 class EventSettings(msgspec.Struct, frozen=True, kw_only=True):
     """ZMQ endpoints and limits of event publishing."""
 
-    endpoint: str | None = None  # None: a port that this host alone reaches
+    endpoint: str | None = None  # None: a port on the loopback interface
     replay_endpoint: str | None = None
     buffer_steps: AtLeast0 = 10_000
     hwm: AtLeast0 = 100_000
@@ -129,8 +128,8 @@ def event_settings(given: Mapping[str, Any] | None) -> EventSettings | None:
 
 
 def with_rank(endpoint: str, rank: int) -> str:
-    """The endpoint of a data-parallel rank: its port, or the name of a local one, depends on the
-    rank."""
+    """Endpoint of a data-parallel rank: its port is offset by the rank, a local name gets a
+    suffix."""
     if not rank:
         return endpoint
     if endpoint.startswith(("inproc:", "ipc:")):
@@ -154,7 +153,7 @@ class EventPublisher:
         self._replay = None
         if settings.replay_endpoint is not None:
             self._replay = self._opened(zmq.ROUTER, with_rank(settings.replay_endpoint, rank))
-        self.dropped = 0  # batches for which there was no room
+        self.dropped = 0  # batches dropped because the queue was full
         self._thread = threading.Thread(target=self._run, daemon=True, name="kv-events")
         self._thread.start()
 
@@ -213,7 +212,7 @@ class EventPublisher:
             if batch is None:
                 return
             number, data = next(numbers).to_bytes(8, "big"), encoder.encode(batch)
-            self._publisher.getsockopt(zmq.EVENTS)  # takes up subscriptions, as sending may not
+            self._publisher.getsockopt(zmq.EVENTS)  # takes in subscriptions; sending may not
             self._publisher.send_multipart((self._topic, number, data))
             self._sent.append((number, data))
 

@@ -1,9 +1,10 @@
-"""A connector between engines: one computes prompts, another fetches their blocks from it over ZMQ.
+"""KV connector between engines, for disaggregated prefill: a consumer fetches blocks from the
+engine that computed them, over ZMQ.
 
-A producer keeps what it has saved in memory, up to a limit, and serves it by content key. What a
-request's `kv_transfer_params` say of the producer is where a consumer asks
-(`wire/question_sockets.py`). Each process of a producer serves its piece of blocks, and those of a
-consumer ask for theirs.
+A producer keeps saved blocks in memory, up to a limit, and serves them by content key
+(`wire/question_sockets.py`). The request's `kv_transfer_params` give the consumer the producer's
+address. Each process of a producer serves its shard of blocks, and each process of a consumer
+fetches its own.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from jengine.wire.doors import Door, listening, tcp
 from jengine.wire.question_sockets import Answerer, Asker, NoAnswer, Refused, Silent
 
 logger = logging.getLogger(__name__)
-# Seconds in which a producer that did not answer is not asked again.
+# Seconds for which a producer is not asked after a timeout.
 SILENCE = 10.0
 MOST_ANSWER = 2**31  # bytes
-MOST_LOST = 100_000  # contents that could not be had, which are remembered
+MOST_LOST = 100_000  # remembered failed fetches
 
 
 class BlockQuestion(msgspec.Struct, frozen=True, array_like=True):
@@ -42,7 +43,7 @@ class PeerIndex:
     """The scheduler's half: reads producers' addresses from `kv_transfer_params`."""
 
     def __init__(self, settings: PeerSettings, pieces: Sequence[str] = WHOLE_BLOCKS) -> None:
-        """`pieces`: names of the processes' pieces of a block, in order of processes."""
+        """`pieces`: name of each process's shard of a block, in order of processes."""
         self._settings = settings
         self._pieces = pieces
         self._lost: OrderedDict[tuple[bytes, str], None] = OrderedDict()
@@ -55,7 +56,7 @@ class PeerIndex:
         return source_of(said, self._pieces, self._settings.peers)
 
     def holds(self, key: bytes, source: str) -> bool:
-        """Return True unless the producer has failed to deliver: it is asked only by the fetch."""
+        """Return True unless a fetch from this producer has failed: only the fetch asks it."""
         return bool(source) and (key, source) not in self._lost
 
     def lost(self, key: bytes, source: str) -> None:
@@ -159,8 +160,8 @@ AT = "@"
 
 
 def said_of(own: PeerSettings, pieces: Sequence[str]) -> dict[str, Any]:
-    """The entries of `kv_transfer_params` that tell consumers the address of each process.
-    `pieces`: what each process stores of a block, in order."""
+    """The entries of `kv_transfer_params` that give consumers each process's address. `pieces`:
+    name of each process's shard of a block, in order."""
     said: dict[str, Any] = {"remote_host": own.host, "remote_port": own.port}
     if any(pieces):
         places: dict[str, list[Any]] = {}
@@ -174,9 +175,9 @@ def said_of(own: PeerSettings, pieces: Sequence[str]) -> dict[str, Any]:
 def source_of(
     said: Mapping[str, Any], pieces: Sequence[str], peers: Sequence[str] = ()
 ) -> str | None:
-    """The source string under which this engine's processes, which need these pieces, fetch from
-    the producer. None if a piece is missing or an address is not among `peers` (empty: any address
-    is allowed)."""
+    """The source string by which this engine's processes, which need the shards `pieces`, fetch
+    from the producer. None if a shard is missing or an address is not among `peers` (empty:
+    any)."""
     places = said.get("remote_pieces")
     if places is None:
         places = {"": (said.get("remote_host"), said.get("remote_port"))}
@@ -203,7 +204,7 @@ def address(place: Any, peers: Sequence[str]) -> str | None:
 
 
 def address_in(source: str, piece: str) -> str | None:
-    """The address at which a source serves this piece."""
+    """The address in `source` that serves this shard."""
     if not piece:
         return source
     named = dict(one.split(AT, 1) for one in source.split(" ") if AT in one)

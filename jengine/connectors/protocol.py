@@ -1,16 +1,16 @@
-"""The contract of connectors, which keep blocks of the KV cache further away than host memory.
+"""The interface of connectors, which store KV cache blocks beyond host memory.
 
-A connector has two halves. That of the scheduler says what can be had; that of the worker reads and
-writes. They may be in two processes, and share nothing but the place. Everything is named by its
-content key, so what comes from outside is what the engine itself would have computed.
+A connector has two halves, possibly in two processes: the scheduler's looks blocks up, the worker's
+reads and writes them. They share nothing but the storage. Blocks are identified by content key, so
+a fetched block is what the engine itself would have computed.
 
-In a mesh of several processes there is a worker's half in each of them, which reads and writes the
-piece of a block that its process has. The scheduler's half holds a content if all pieces are there.
-A piece's name is "" where it is the whole block, and otherwise tells which part it is: equal names,
-equal parts, in whatever engine. It belongs into the name of what is stored.
+In a mesh of several processes each has a worker half, which reads and writes its shard of a block;
+the scheduler half reports a block only if all shards are stored. A shard's name ("" for a whole
+block) says which part it is: equal names are equal parts in any engine, so the name must be part of
+the storage key.
 
-Blocks pass through slots of the host's memory: `Transfers` of a plan save device blocks there, from
-where the worker writes them out. Fetches read them back into slots, and a later plan loads them.
+Blocks pass through slots in host memory: `Transfers` of a plan save device blocks to slots, from
+where the worker writes them; fetches read blocks into slots, and a later plan loads them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from jengine.request import WireRequest
 
 
 class SchedulerHalf(Protocol):
-    """Answers the planning thread between two steps, so no method may block."""
+    """Called by the scheduler's thread between steps, so no method may block."""
 
     def source(self, wire: WireRequest) -> str | None:
-        """Where to look for this request's blocks: passed to `holds` and `read`. None: nowhere; "":
-        not specific to the request."""
+        """Where to look for this request's blocks, passed to `holds` and `read`. None: nowhere; "":
+        the same place for every request."""
         ...
 
     def holds(self, key: bytes, source: str) -> bool:
@@ -52,8 +52,7 @@ class SchedulerHalf(Protocol):
 
 
 class WorkerHalf(Protocol):
-    """Reads and writes blocks, called by threads beside the one that runs steps: calls may
-    block."""
+    """Called by I/O threads, so methods may block."""
 
     def read(self, key: bytes, source: str) -> bytes | memoryview | None:
         """Return a block's bytes; None if it is missing or damaged."""

@@ -14,7 +14,7 @@ from jengine.errors import ConfigError, UnsupportedFeature, nearest_name
 from jengine.wire.doors import checked_secret
 
 GIB = 2**30
-# Memory that blocks pass through where a connector is given, and no size.
+# Host memory for blocks where a connector is given without a size.
 PASSING = GIB // 4
 USUAL_PORT = 14579
 SECRET_VARIABLE = "JENGINE_KV_SECRET"  # noqa: S105 - a name
@@ -50,7 +50,7 @@ EXTRA_KEYS = {
     "timeout_seconds": "seconds in which another engine must answer",
     "namespace": "name of the model, where the files of its folder do not tell",
 }
-# Of keys with one value: that, and why there is no other.
+# Keys with a single supported value, and the reason.
 FIXED = {
     "kv_buffer_device": ("cpu", "blocks pass through the host's memory"),
     "enable_permute_local_kv": (False, "a block has one layout in all engines"),
@@ -78,10 +78,10 @@ class PeerSettings:
     engine_id: str
     secret: bytes = field(repr=False)
     serves: bool
-    most_bytes: int  # of contents that it keeps for others
-    seconds: float  # that it waits for an answer
-    peers: tuple[str, ...] = ()  # "host:port" of those that requests may name; empty: any
-    hosts: tuple[str, ...] = ()  # of each process; empty: all have the same
+    most_bytes: int  # of blocks kept for consumers
+    seconds: float  # timeout of a fetch
+    peers: tuple[str, ...] = ()  # "host:port" that requests may name; empty: any
+    hosts: tuple[str, ...] = ()  # of each process; empty: `host`
 
     def of_process(self, index: int) -> PeerSettings:
         """The settings of one process of this engine, which serves at the next port."""

@@ -1,9 +1,9 @@
-"""Weight transfer between engines over ZMQ: a list of parameters, then byte ranges of them, over
+"""Weight transfer between engines over ZMQ: the list of parameters, then byte ranges of them, over
 any number of connections. Must not know arrays, or what parameters mean.
 
-Parameters are the declared ones at this moment; connections read ahead of placement on devices. The
-starting engine's folder needs no weights. The serving engine copies weights that its steps take in
-another layout.
+Clients see the parameters current at the time of the request, in declared layout (the server copies
+those that its steps hold in another), and read ahead of placement on devices. The starting engine's
+model folder needs no weights.
 """
 
 from __future__ import annotations

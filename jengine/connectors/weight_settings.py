@@ -34,8 +34,8 @@ class WeightSettings:
     """ZMQ addresses for serving and fetching weights, and the shared key."""
 
     secret: bytes = field(repr=False)
-    peer: str | None = None  # where weights are taken from
-    serve: str | None = None  # where they are served
+    peer: str | None = None  # address to fetch weights from
+    serve: str | None = None  # address to serve weights at
     readers: int = 4
     seconds: float = 60.0
 

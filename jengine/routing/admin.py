@@ -1,8 +1,8 @@
-"""Servers that join and leave a router which runs: its admin routes.
+"""Admin routes that add and remove the servers of a running router.
 
-In: the URL and the role of a server, from who has the admin key. Out: the servers as they are. One
-that leaves gets no more requests and ends those that it has; one that joins gets requests once it
-has said that it is well. Without an admin key there are no such routes.
+In: a server's URL and role, with the admin key. Out: the servers' states. A removed server finishes
+its open requests; a new one gets requests after its first successful health check. Without an admin
+key the routes do not exist.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jengine.routing.server_pool import Backend, ServerPool
 PATH = "/route/servers"
 ROLES = ("decode", "prefill")
 EXPECTED = 'expected {"url": "http://host:8000", "role": "decode" or "prefill"}'
-# Seconds in which a server that joins should say that it is well.
+# Timeout of the first health check of an added server, in seconds.
 FIRST_LOOK = 5.0
 
 

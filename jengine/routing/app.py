@@ -1,9 +1,9 @@
-"""The router's routes: a request goes to the server that fits best, or to the next if that fails.
+"""The router's routes: forwards a request to the best server, or to the next one if that fails.
 
-With servers for prefill, one of them computes the prompt first, and the server that goes on is told
-where the blocks are. If none does, it computes the prompt itself. A request is sent to another
-server only until the first byte of its answer has been passed on; while no server answers at all,
-prompts wait for one that comes back.
+With prefill servers, one computes the prompt first, and the decode server is told where its blocks
+are; if none can, the decode server computes the prompt itself. A request is retried on another
+server only before the first byte of its response has been forwarded. While no server is up, prompts
+wait for one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jengine.routing.prefill import GENERATE, fields_of, gone_on, prompt_only, t
 from jengine.routing.server_pool import Backend, ServerPool, pieces_of
 
 logger = logging.getLogger(__name__)
-# Seconds between two attempts of a prompt for which no server was there.
+# Seconds between retries while no server is up.
 GLANCE = 0.25
 
 
@@ -103,7 +103,7 @@ class RouterApp:
                 backend.is_up = False
                 logger.warning("%s did not compute a prompt: %s", backend.address, error)
                 continue
-            if reply.status != 200:  # the server that goes on says what is wrong
+            if reply.status != 200:  # the decode server reports the error
                 return None
             return told_in(answer)
         return None
@@ -172,7 +172,7 @@ class PassedOn(StreamingResponse):
     been sent, or the client has disconnected."""
 
     def __init__(self, reply: Reply, open_request: ExitStack) -> None:
-        # With its length, so that clients notice an answer that was cut off.
+        # Keeps Content-Length, by which clients notice a truncated response.
         passed = {name for name in reply.headers if name not in HOP} | {"content-length"}
         headers = {name: reply.headers[name] for name in passed & reply.headers.keys()}
         super().__init__(reply.parts(), status_code=reply.status, headers=headers)

@@ -1,4 +1,4 @@
-"""One request to one server, whose answer is passed on as it comes.
+"""One request to one server, whose response is forwarded as it arrives.
 
 In: method, path, headers, body. Out: status and headers, then the parts of the body.
 """
@@ -12,7 +12,7 @@ from jengine.client.errors import ServerFailed
 from jengine.client.response_reader import ResponseReader
 from jengine.routing.server_pool import Backend, ServerPool
 
-# Headers of requests and responses that are between two hosts only.
+# Hop-by-hop headers, and those that the router sets itself.
 HOP = {
     "connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding",
     "upgrade", "expect", "accept-encoding",

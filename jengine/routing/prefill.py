@@ -1,7 +1,6 @@
-"""Request bodies for disaggregated prefill: for the prefill server, and for the server that
-decodes.
+"""Request bodies for disaggregated prefill: for the prefill server and for the decode server.
 
-In: a client's body. Out: these two.
+In: a client's body. Out: both bodies.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from jengine.wire.json_limits import complaint_about
 
 # Requests whose prompts a prefill server can compute.
 GENERATE = ("/v1/completions", "/v1/chat/completions")
-# What a server that computes prompts leaves out: it gives one token, at once.
+# Fields dropped for prefill: its response is not streamed and has one token.
 ONLY_WHOLE = ("stream_options", "min_tokens")
 
 
 def fields_of(data: bytes) -> dict[str, Any] | None:
-    """A body's fields; None if it has none, which the server that answers refuses."""
+    """A body's fields; None if it is not a JSON object, which the decode server will refuse."""
     try:
-        # What is too much to decode is the server's to refuse.
+        # Bodies too expensive to decode are left to the server to refuse.
         body = None if complaint_about(data) else json.loads(data)
     except (ValueError, RecursionError):
         return None

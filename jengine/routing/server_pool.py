@@ -1,7 +1,7 @@
 """Interchangeable servers: health, load, and recently read prompts.
 
-In: prompt texts. Out: the server for the next prompt by `distributed.router`'s rule: the longest
-recently read prefix, unless that server's queue is longer by more than the prefix saves.
+In: prompt texts. Out: the server for the next prompt, by `distributed.router`'s rule: longest
+recently read prefix, unless its load exceeds the least by more than the prefix saves.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from jengine.client.address import Address
 from jengine.client.connection import Connections, security_of
 from jengine.distributed.router import choose
 
-# Bytes of text that are compared as one.
+# Bytes of prompt per prefix hash.
 PIECE = 256
-# Pieces that are remembered of each server.
+# Prefix hashes remembered per server.
 MOST_PIECES = 100_000
 
 
@@ -41,7 +41,7 @@ class Backend:
         self.address = Address.of(url)
         self.connections = Connections(self.address, security_of(self.address))
         self.is_up = is_up
-        self.leaves = False  # it gets no more requests
+        self.leaves = False  # draining
         self.load = 0  # pieces of open requests
         self.num_open = 0
         self._read: OrderedDict[bytes, None] = OrderedDict()

@@ -1,7 +1,7 @@
 """Numpy arrays as (dtype, shape, bytes) inside msgpack messages.
 
-In: arrays. Out: extension values, and back to arrays of exactly the announced size. No pickle, and
-no dtype whose bytes could be anything but numbers.
+In: arrays. Out: extension values, and back to arrays whose size is validated. No pickle; numeric
+dtypes only.
 """
 
 from __future__ import annotations

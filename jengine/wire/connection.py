@@ -1,7 +1,7 @@
 """One TCP connection between two processes that share a secret: whole frames in, whole frames out.
 
-Both sides prove that they know the secret before anything else is read. Contents are not encrypted:
-the network between the hosts is trusted as far as JAX's own collectives trust it.
+Both sides authenticate before anything else is read. Contents are not encrypted: the network
+between the hosts is trusted as much as JAX's own collectives trust it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ NONCE = 32
 PROOF = hashlib.sha256().digest_size
 GREETING = struct.Struct(f"!i{NONCE}s{PROOF}s")
 RANK = struct.Struct("!i")
-# Callers that may be proving at a time that they know the secret: one more takes the place of the
-# first of them, as who knows it proves it at once.
+# Unauthenticated connections at a time. One more drops the oldest: a caller that has the secret
+# authenticates at once.
 MOST_CALLERS = 64
-LOOK = 0.02  # seconds between two looks at who has proved it
+LOOK = 0.02  # accept timeout in seconds, so that authenticated callers are noticed
 STRANGER = "the other side does not know the secret"
 
 
@@ -42,7 +42,7 @@ class Connection:
 
     def send(self, payload: bytes, *, if_free: bool = False) -> None:
         """Send a frame; TimeoutError if the other side reads nothing for the timeout. `if_free`:
-        not while another is being sent, which proves life just as well."""
+        skip if another frame is being sent (for heartbeats, which it replaces)."""
         if self._sending.acquire(blocking=not if_free):
             try:
                 frames.send(self._socket, frames.MESSAGE, (payload,), self._wait)
@@ -55,7 +55,7 @@ class Connection:
 
     def close_sending(self) -> None:
         """Close the sending half; what the other side sent can still be read."""
-        with contextlib.suppress(OSError):  # the other side closed first
+        with contextlib.suppress(OSError):  # already closed
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class Listener:
         self.door = Door(tcp(host, self._server.getsockname()[1]), door.secret)
         self._silence = silence
         self._lock = threading.Lock()
-        self._proving: dict[socket.socket, None] = {}  # in the order of their calls
+        self._proving: dict[socket.socket, None] = {}  # oldest first
         self._known: queue.SimpleQueue[tuple[int, Connection]] = queue.SimpleQueue()
 
     def __enter__(self) -> Listener:
@@ -95,7 +95,7 @@ class Listener:
         none comes."""
         end = time.monotonic() + seconds
         while self._known.empty():
-            if time.monotonic() >= end:  # also where strangers come all the time
+            if time.monotonic() >= end:  # also while other callers keep coming
                 raise TimeoutError
             try:
                 sock, _ = self._server.accept()
@@ -112,7 +112,7 @@ class Listener:
         """Drop the caller that has been authenticating the longest, which ends its thread."""
         sock = next(iter(self._proving))
         del self._proving[sock]
-        with contextlib.suppress(OSError):  # the caller has gone
+        with contextlib.suppress(OSError):  # already closed
             sock.shutdown(socket.SHUT_RDWR)
 
     def _greet(self, sock: socket.socket) -> None:

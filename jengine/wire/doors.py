@@ -1,23 +1,21 @@
-"""Doors: addresses where processes find each other, and the secrets that open them.
+"""Addresses at which processes connect, with the shared secrets that authenticate them (`Door`).
 
-In: hosts as users name them, secrets. Out: addresses, and sockets that authenticate by the secret.
-Must not know what is sent.
+In: hosts as users name them, secrets. Out: addresses, and authenticated sockets. Must not know what
+is sent.
 
-There are three transports. Between cores and fronts, and for blocks and weights: ZMQ, with any
-number of peers, encrypted (CURVE); a peer that does not read delays no other. A client must know
-the server's public key, which is derived from the secret and never sent in the clear; a server that
-does not know the secret cannot answer. Between the processes of one mesh: one TCP connection each
-(`wire/connection.py`) with mutual authentication; the planning thread sends directly, since it
-would have to wait for a sending thread, and the end of a process is seen at once. Within a host:
-sockets in a folder of this user, or socket pairs. All byte streams use the same frames
-(`wire/frames.py`).
+Three transports. Between cores and front ends, and for blocks and weights: ZMQ, encrypted (CURVE),
+any number of peers; a peer that does not read delays no other. The server's public key is derived
+from the secret and never sent, so only a client with the secret can connect, and only a server with
+it can answer. Between the processes of one mesh: one TCP connection each (`wire/connection.py`)
+with mutual authentication; the planning thread sends without a hand-over to another thread, and the
+death of a process is noticed at once. Within a host: sockets in a directory of this user, or socket
+pairs. All byte streams use the same frames (`wire/frames.py`).
 
-A rank on another host is a core with a door: beside its local socket it listens on one TCP address.
-Hosts join at the front's address (`distributed/joining.py`) and end when the front is gone. Ranks
-on Ray are hosts of one rank, in actors started by a separate process
-(`assembly/processes/other_ranks.py`), as Ray takes over the signals of the process that joins it. A
-rank that comes back takes its former place, in every API process
-(`assembly/processes/core_return.py`).
+A rank on another host is a core that listens on a TCP address besides its local socket. Hosts join
+at the front end's address (`distributed/joining.py`) and end with it. Ranks on Ray are hosts of one
+rank, in actors started by a separate process (`assembly/processes/other_ranks.py`), since Ray takes
+over the signals of the process that joins it. A restarted rank takes its former place in every API
+process (`assembly/processes/core_return.py`).
 """
 
 from __future__ import annotations
@@ -36,10 +34,10 @@ from zmq.utils import z85
 
 from jengine.errors import ConfigError
 
-# An address for examples, which routes as any does that is not of a local network.
+# TEST-NET-3 (RFC 5737), which takes the default route. Nothing is sent to it.
 FAR_AWAY = ("203.0.113.1", 9)
 LOOPBACK = "127.0.0.1"
-# Milliseconds between two heartbeats, and of silence after which a connection has ended.
+# ZMQ heartbeat interval and timeout, in ms.
 BEAT = 1000
 SILENCE = 10_000
 # Bytes of a secret; shorter ones can be guessed.
@@ -48,7 +46,7 @@ NEW_SECRET = 32
 
 
 class Door(msgspec.Struct, frozen=True):
-    """An address and its secret; None if strangers cannot reach the address."""
+    """An address and its secret; None where only this user's processes can reach it."""
 
     address: str  # of a socket, as `tcp` makes it; or ipc: and a file
     secret: bytes | None = None
@@ -84,7 +82,7 @@ class Door(msgspec.Struct, frozen=True):
 
     def _prepare(self, socket: zmq.Socket[bytes]) -> None:
         socket.setsockopt(zmq.IPV6, int("[" in self.address))
-        if self.secret is not None:  # on another host, which may fall silent
+        if self.secret is not None:  # detect the loss of a remote host
             socket.setsockopt(zmq.HEARTBEAT_IVL, BEAT)
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE)
             socket.setsockopt(zmq.HEARTBEAT_TTL, SILENCE)
@@ -130,7 +128,7 @@ def proof(secret: bytes, role: bytes, said: bytes) -> bytes:
 
 
 def _keys(secret: bytes, role: bytes) -> tuple[bytes, bytes]:
-    """A public and a private key of CURVE, as text of Z85."""
+    """CURVE public and private key, in Z85, derived from the secret."""
     private = z85.encode(proof(secret, b"jengine core ", role))
     return zmq.curve_public(private), private
 
@@ -139,7 +137,7 @@ def _keys(secret: bytes, role: bytes) -> tuple[bytes, bytes]:
 
 
 def checked_host(name: str, host: str) -> str:
-    """One address of one host; `name` is the setting's. All addresses at once are refused."""
+    """Resolve a setting's host to one address. Wildcard and multicast addresses are refused."""
     try:
         found = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)[0][4][0]
     except OSError as error:
@@ -154,7 +152,7 @@ def checked_host(name: str, host: str) -> str:
 
 
 def own_address(host: str, port: int) -> str:
-    """The address of this host from which another one is reached."""
+    """This host's address on the route to another one."""
     family, *_, address = sockets.getaddrinfo(host, port, type=sockets.SOCK_DGRAM)[0]
     with sockets.socket(family, sockets.SOCK_DGRAM) as probe:  # sends nothing
         probe.connect(address)
@@ -162,8 +160,8 @@ def own_address(host: str, port: int) -> str:
 
 
 def outward_address(peer: str | None) -> str:
-    """The address of this host from which a peer, "host:port", is reached; without one that of the
-    default route, or of this host alone."""
+    """This host's address on the route to a peer, "host:port"; without one, on the default route;
+    else the loopback address."""
     host, _, port = (peer or "").rpartition("//")[2].rpartition(":")
     given = [(host.strip("[]"), int(port))] if host and port.isdecimal() else []
     for other in (*given, FAR_AWAY):

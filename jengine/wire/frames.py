@@ -1,7 +1,7 @@
-"""Frames on streams of bytes: a kind, a length, and as many bytes.
+"""Frames on byte streams: kind, length, content.
 
-In: a socket, and how long to wait. Out: whole frames; a ConnectionError at the
-end of the stream, and for a frame that is too long. Nothing is kept of a frame before it has come.
+In: a socket and a timeout. Out: whole frames; ConnectionError at the end of the stream and for
+frames over the limit. Memory grows with the bytes received, not with the announced length.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ NO_MEMORY: Final = 4
 # Prompt log-probabilities of a long prompt over a whole vocabulary are below this.
 MOST_BYTES = 2**34
 READ_AT_ONCE = 2**20
-JOINED = 2**16  # bytes of a frame that is sent in one piece
+JOINED = 2**16  # shorter frames are sent in one call
 Part = bytes | bytearray | memoryview
-Wait = Callable[[], float | None]  # seconds that the next call on a socket may take; None: any
+Wait = Callable[[], float | None]  # timeout of the next socket call; None: none
 
 
 def until(end: float | None) -> Wait:
-    """Wait no longer than until then; None: as long as it takes."""
+    """Timeouts up to a deadline; None: no timeout."""
 
     def left() -> float | None:
         if end is None:

@@ -1,18 +1,18 @@
 """Limits of untrusted JSON, checked before it is decoded.
 
-In: JSON as bytes. Out: a complaint, or None. Decoding holds the interpreter: within these limits it
-takes some tenths of a second, in which no other thread of the process runs.
+In: JSON as bytes. Out: a complaint, or None. Decoding holds the GIL: within these limits for some
+tenths of a second.
 """
 
 from __future__ import annotations
 
 # Lists and objects; commas.
 MOST_NESTED, MOST_ITEMS = 2**17, 2**22
-# Numbers with an exponent, and runs of zeros: msgspec takes up to 60 us for one whose exponent is
-# beyond 280 or that hides as much in its zeros, a thousand times what another takes.
+# Slow numbers: msgspec takes up to 60 us, a thousand times the usual, for an exponent beyond 280 or
+# as many zeros.
 MOST_EXTREME = 2**12
 ZEROS = b"0" * 256
-# Shorter texts hold nothing that takes long.
+# Shorter bodies are fast to decode whatever they hold.
 HARMLESS_BYTES = 2**14
 
 
@@ -30,20 +30,20 @@ def complaint_about(body: bytes) -> str | None:
 
 
 def brackets(body: bytes) -> int:
-    """Upper bound of the lists and objects in a JSON text: its opening brackets."""
+    """Upper bound of the number of lists and objects."""
     return body.count(b"[") + body.count(b"{")
 
 
 def extremes(body: bytes) -> int:
-    """Upper bound of the numbers in a JSON text that take long: its letters e but for those of true
-    and false, and its runs of zeros."""
+    """Upper bound of the number of slow numbers: letters e outside of true and false, and runs of
+    zeros."""
     letters = body.count(b"e") + body.count(b"E") - body.count(b"true") - body.count(b"false")
     return letters + body.count(ZEROS)
 
 
 def outside_of_texts(body: bytes) -> bytes:
-    """Remove string literals from JSON. Returns the body unchanged if it has more of them than
-    allowed values."""
+    """Remove string literals from JSON. Returns the body unchanged if it has more quotes than
+    MOST_ITEMS."""
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     if plain.count(b'"') > MOST_ITEMS:
         return body

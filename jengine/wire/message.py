@@ -15,7 +15,7 @@ A = TypeVar("A")
 M = TypeVar("M")
 # Bytes of one message. A prompt of a million tokens takes five million.
 MOST_BYTES = 64 * 2**20
-# What does not describe a value of the right type, or nests too deeply.
+# Raised for malformed, mistyped or too deeply nested data.
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _encoder = msgspec.msgpack.Encoder(enc_hook=pack_array)
 
@@ -31,7 +31,7 @@ class Question(Message, Generic[A], frozen=True):
 
     @classmethod
     def read_answer(cls, data: bytes) -> A:
-        """The answer in these bytes; a msgspec.DecodeError if it is none to this question."""
+        """Decode the reply to this question. Raises msgspec.DecodeError."""
         (kind,) = get_args(cls.__orig_bases__[0])
         return msgspec.msgpack.decode(data, type=kind)
 
@@ -44,13 +44,13 @@ class Reader(Generic[M]):
     """Reads the messages that one kind of process sends."""
 
     def __init__(self, kinds: Any, sender: str, most_bytes: int = MOST_BYTES) -> None:
-        """`kinds` is the union of their classes, `M`."""
+        """`kinds`: the union of message classes, `M`."""
         self._decoder = msgspec.msgpack.Decoder(kinds, ext_hook=unpack_array)
         self._sender = sender
         self.most_bytes = most_bytes
 
     def __call__(self, data: bytes | memoryview) -> M:
-        """The message in these bytes."""
+        """Decode a message. Raises BadFrame."""
         if len(data) > self.most_bytes:
             raise BadFrame(f"a message of {len(data)} bytes: expected at most {self.most_bytes}")
         try:
@@ -62,5 +62,5 @@ class Reader(Generic[M]):
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """A message as bytes, arrays among it."""
+    """Encode a message, numpy arrays included."""
     return _encoder.encode(message)

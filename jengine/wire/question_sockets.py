@@ -1,8 +1,8 @@
 """Request and reply between processes that share a secret, over ZMQ: a struct out, raw bytes back.
 
-In: questions, from any thread; a function that answers them. Out: the bytes of an answer. Peers
-without the secret are rejected, sizes are limited before decoding, and a checksum binds an answer
-to its question. Must not know what is asked.
+In: questions, from any thread; a function that answers them. Out: the reply's bytes. Peers without
+the secret are rejected, sizes are limited before decoding, and a checksum binds a reply to its
+question. Must not know the contents.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from jengine.wire.doors import Door
 from jengine.wire.message import BadFrame, Reader, encode
 
 logger = logging.getLogger(__name__)
-# Milliseconds between two looks at questions that wait, and at whether the thread is to end.
+# Poll timeouts in ms: while questions wait for their data, and otherwise (the latency of `close`).
 GLANCE, IDLE = 5, 100
 MOST_QUESTION = 64 * 2**10  # bytes
-# Of questions: how many wait for an answer at a time, and how long one may.
+# Questions held until their data exists: how many, and how long at most.
 MOST_WAITING, MOST_SECONDS = 4096, 600.0
-MOST_AT_ONCE = 256  # questions taken before those that wait are looked at
-# Most answers queued for a peer that does not read; later ones are dropped.
+MOST_AT_ONCE = 256  # questions read before held ones are retried
+# Replies queued per peer that does not read; later ones are dropped.
 MOST_UNREAD = 64
 ABSENT = "there is no such content"
 FAILED = "an error while answering, which is in the log there"
@@ -39,10 +39,10 @@ Q = TypeVar("Q", bound=msgspec.Struct)
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """A question as it is sent."""
+    """A question on the wire."""
 
     number: int
-    seconds: float  # that it waits for what is not there yet
+    seconds: float  # how long the answerer may hold it until the data exists
     asked: bytes
 
 
@@ -106,8 +106,8 @@ class Answerer(Generic[Q]):
             waiting = [one for one in waiting if not self._answered(*one)]
 
     def _questions(self, most_waiting: int) -> list[tuple[float, bytes, Envelope, Q]]:
-        """Received questions, each with the time until which it may wait for its data. At most
-        `most_waiting` may wait; later ones are answered at once."""
+        """Read questions, each with the deadline for its data. At most `most_waiting` may be held;
+        later ones have no time to wait."""
         found: list[tuple[float, bytes, Envelope, Q]] = []
         for _ in range(MOST_AT_ONCE):
             if not self._socket.poll(0):
@@ -118,7 +118,7 @@ class Answerer(Generic[Q]):
                 question = _envelope_of(frame)
                 asked = self._read(question.asked)
             except ValueError:
-                continue  # no question: it gets no answer
+                continue  # malformed: no reply
             seconds = min(question.seconds, MOST_SECONDS) if len(found) < most_waiting else 0.0
             found.append((time.monotonic() + seconds, sender, question, asked))
         return found
@@ -159,7 +159,7 @@ class Asker:
         try:
             return self._exchange(self._socket(address), address, question, seconds)
         except NoAnswer:
-            self._sockets.known.pop(address).close(linger=0)  # what comes late answers nothing
+            self._sockets.known.pop(address).close(linger=0)  # drops a late reply
             raise
 
     def close(self) -> None:

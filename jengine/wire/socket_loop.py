@@ -1,7 +1,7 @@
 """One thread that owns a ZeroMQ socket: receives messages, and sends what other threads queue.
 
-In: messages as lists of parts, from any thread. Out: received messages, to a function. Only this
-thread uses the socket, so no step and no event loop waits for it. Must not know what is in them.
+In: multipart messages, from any thread. Out: received messages, to a callback. Only this thread
+uses the socket, so neither steps nor event loops block on it. Must not know the contents.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from jengine.wire.doors import Door
 Parts = list[bytes]
 # Messages read before queued ones are sent.
 TURN = 1000
-# Milliseconds that a closed socket goes on sending.
+# ZMQ linger of a closed socket, in ms.
 LINGER = 500
-# Messages that wait for one front. One that stops reading for so long has left.
+# Send high-water mark per front end; one that falls this far behind counts as gone.
 MOST_UNREAD = 100_000
 
 
@@ -38,11 +38,11 @@ class SocketLoop:
         unreachable: Callable[[bytes], None] | None = None,
         lost: Callable[[], None] | None = None,
     ) -> None:
-        """A ROUTER binds to the doors, those with a secret last; any other kind connects to its
+        """A ROUTER binds to all doors, those with a secret last; any other kind connects to its
         only one.
 
-        `unreachable` gets the identity of a peer that a message could not be sent to, `lost` is
-        called when the other end has closed the connection, and `failed` if this thread fails.
+        Callbacks: `unreachable` (identity of a peer to which a send failed), `lost` (the other end
+        has closed the connection), `failed` (this thread failed).
         """
         self._receive = receive
         self._failed = failed
@@ -62,7 +62,7 @@ class SocketLoop:
         self._monitor = None
         if lost is not None:
             self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self.addresses: list[str] = []  # of a ROUTER, with the ports that it got
+        self.addresses: list[str] = []  # bound addresses of a ROUTER, with actual ports
         if kind == zmq.ROUTER:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self.addresses += [one.bind(self._socket) for one in doors]
@@ -75,19 +75,20 @@ class SocketLoop:
         self._thread.start()
 
     def send(self, parts: Parts) -> None:
-        """Queue a message. Takes no lock: the garbage collector may interrupt it to do the same."""
+        """Queue a message. Lock-free, since a finalizer may call it in the middle of another
+        `send`."""
         self._outgoing.append(parts)
         self._wake()
 
     def close(self, seconds: float = 2.0) -> None:
-        """Send what is queued, within this time, and close the socket. Twice is harmless."""
+        """Send what is queued, within this time, and close the socket. Idempotent."""
         self._closing = True
         self._wake()
         if threading.current_thread() is not self._thread and self._thread.ident is not None:
             self._thread.join(seconds)
 
     def __del__(self) -> None:
-        # Not before: a thread that queues something meanwhile would write to another file.
+        # Not in `close`: a concurrent `_wake` could write to a reused file descriptor.
         os.close(self._read_end)
         os.close(self._write_end)
 
