@@ -1,6 +1,6 @@
-"""Scales the number of engine cores up and down while requests run, without losing a request.
+"""Scales the number of engine cores up and down while requests run.
 
-In: cores that are ready, or the place of one to retire. Out: a changed roster. A new core gets the
+In: ready cores, or the index of one to retire. Out: a changed roster. A new core gets the
 tokenizer, pause and adapters of the others. Must not know who starts cores, or how many are wanted.
 """
 
@@ -16,7 +16,7 @@ from jengine.engine.process.client import ProcessClient
 from jengine.engine.questions import AskStats
 from jengine.errors import ConfigError, EngineDead
 
-# Seconds between two looks whether a core that is to end has requests.
+# Poll interval while a core drains, in seconds.
 LOOK = 0.01
 
 
@@ -40,7 +40,7 @@ class CoreChanges:
         roster = self._roster
         with roster.lock:
             before = roster.cores[index]
-        before.shutdown()  # also if its death has not been noticed yet
+        before.shutdown()  # its death may not have been noticed yet
         roster.check_alive()
         self._questions.make_alike(core)
         with roster.lock:
@@ -70,7 +70,7 @@ class CoreChanges:
         try:
             if not self._has_drained(index, seconds):
                 return False
-            counts = roster.cores[index].ask(AskStats())  # what it said last may be older
+            counts = roster.cores[index].ask(AskStats())  # reported state may be older
             with roster.lock:
                 roster.retired[index] = counts
                 roster.dead[index] = EngineDead(f"core {index} was retired.")

@@ -1,7 +1,7 @@
-"""Sends calls to all living engine cores, and merges the answers as if there were one core.
+"""Calls all living engine cores and merges their answers.
 
-In: a call. Out: the answer of each core, or the merged one. A core that dies meanwhile is left out.
-Must not know how requests are placed, or what becomes of those of a core that dies.
+In: a call. Out: each core's answer, or the merged one. Cores that die meanwhile are left out. Must
+not know how requests are placed, or what happens to those of a dead core.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CoreQuestions:
         self, roster: CoreRoster, router: Router, tokenizer: TokenizerData | None = None
     ) -> None:
         self._roster, self._router = roster, router
-        self._tokenizer = tokenizer  # as the cores were told
+        self._tokenizer = tokenizer  # as sent to the cores
         self._repeated = RepeatedCalls()
 
     def ask(self, question: CoreQuestion[A]) -> A:
@@ -102,7 +102,7 @@ class RepeatedCalls:
     """Remembers adapters that were added and not dropped since."""
 
     def __init__(self) -> None:
-        self._added: list[tuple[str, bytes]] = []  # digests, and the arguments of the calls
+        self._added: list[tuple[str, bytes]] = []  # digest, and encoded arguments of the call
         self._lock = threading.Lock()
 
     def note(self, question: CoreQuestion[Any], answers: Any) -> None:

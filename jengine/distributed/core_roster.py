@@ -1,6 +1,6 @@
-"""The engine cores, and which of them live, are leaving, have died or were retired.
+"""The engine cores and their states: living, leaving, dead or retired.
 
-Must not know requests, what deaths cost, or how cores are started.
+Must not know requests, or how cores are started.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class CoreRoster:
     def __init__(self, cores: Sequence[ProcessClient]) -> None:
         self.lock = threading.Lock()
         self.cores = list(cores)
-        self.dead: dict[int, EngineDead] = {}  # by core, in the order of their deaths
-        self.leaving: set[int] = set()  # cores that get no more requests
-        # Of the dead, those that were to end, and what they counted.
+        self.dead: dict[int, EngineDead] = {}  # by index, in order of death
+        self.leaving: set[int] = set()  # draining
+        # Final counts of retired cores, which are also in `dead`.
         self.retired: dict[int, Counts] = {}
 
     @property

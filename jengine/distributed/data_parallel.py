@@ -1,17 +1,17 @@
-"""A core of several replicas: routes each request to one of them and steps them all together.
+"""Data parallelism inside one core: routes each request to a replica and steps all replicas
+together.
 
 In: requests. Out: the token deltas of all replicas. Every replica is an EngineCore with a
 scheduler, a cache and devices of its own. Must not know devices.
 
-Replicas are independent engines behind one core. `distributed/data_parallel.py` holds an
-`EngineCore` per replica and queues a step in all of them before it waits for one, without threads;
-it reads those that have finished, so a long prompt in one does not delay the others. A parameter is
-one array of the whole mesh, loaded once and replaced in all replicas or in none. With
-`joint_replicas` they run each step together, in programs of all devices, over which experts are
-then spread (`runner/joint_runner.py`): a replica without work runs an empty step. Schedulers,
-states and inputs stay each replica's own; joined for the program, they are one array whose shards
-they are, so nothing is copied (`runner/step/joined.py`). A program is compiled for each replica's
-devices from the same text, so on GPUs the persistent cache serves all but the first.
+Without threads: a step is queued in every replica before any is waited for, and replicas that have
+finished are read, so a long prefill in one does not delay the others. A parameter is one array over
+the whole mesh, loaded once and replaced in all replicas or in none. With `joint_replicas` each step
+is one program over all devices, over which experts are then spread (`runner/joint_runner.py`); a
+replica without work runs an empty step. Schedulers, states and inputs stay per replica: the
+program's arrays have them as shards, so nothing is copied (`runner/step/joined.py`). Each replica's
+program is compiled for its devices from the same HLO, so on GPUs the persistent cache serves all
+but the first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jengine.executor.protocol import WorkerHealth
 from jengine.outputs import TokenDelta
 from jengine.request import ReadPrompt, Request, WireRequest
 
-# Seconds between two looks at running steps. Each replica has its next step queued meanwhile.
+# Poll interval of running steps. Each replica has its next step queued meanwhile.
 GLANCE = 1e-4
 
 
@@ -48,9 +48,9 @@ class DataParallelCore:
     ) -> None:
         self.replicas = replicas
         self.names = names  # for errors
-        self.split = split  # parameters -> those of each replica
+        self.split = split  # parameters -> the part of each replica
         self.in_turn = in_turn
-        # Queues what the replicas have planned, where they run each step together.
+        # Queues the joint program of replicas that step together.
         self.launch = launch
         block_size = replicas[0].scheduler.cache.block_size
         self.router = Router(len(replicas), block_size)

@@ -1,7 +1,7 @@
-"""The EngineCore of a following process: same interface, but the leader schedules.
+"""The EngineCore of a follower process: same interface, but the leader schedules.
 
-In: the same requests as everywhere, and the leader's messages. Out: token deltas. While it waits
-for anything it runs the plans that arrive, so that no collective waits for this process.
+In: the same requests as in every process, and the leader's messages. Out: token deltas. Whenever it
+waits, it runs the plans that arrive, so that no collective waits for this process.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class FollowingCore:
         self._check = check  # raises a RequestError where the leader's scheduler would
         self._version = 0
         self._counts = Counts()
-        # Requests that lack their final answer, by the name that the leader gives them, and back.
+        # Unfinished requests: the leader's request id -> this process's, and back.
         self._open: dict[str, str] = {}
         self._names: dict[str, str] = {}
-        self._unchecked: dict[str, WireRequest] = {}  # not yet known to be the same everywhere
+        self._unchecked: dict[str, WireRequest] = {}  # not yet compared across processes
         # Deltas and errors of the leader's steps that `step` has not returned yet, in order.
         self._outcomes: deque[list[TokenDelta] | Exception] = deque()
         self._ended: dict[str, TokenDelta | None] = {}
@@ -87,7 +87,7 @@ class FollowingCore:
         self._check(wire)
 
     def add(self, wire: WireRequest, prompt: ReadPrompt | None = None) -> None:
-        """Register a request, which the leader is given too."""
+        """Register a request, which the leader must be given too."""
         self.check_alive()
         self._check(wire)
         self._unchecked[wire.request_id] = wire
@@ -226,7 +226,7 @@ class FollowingCore:
                 self._outcomes.append(deltas)
             case RequestAborted(request_id, delta):
                 self._note_end(request_id, delta)
-            case CallProcesses(method, arguments):  # of a driver, which asks all through the leader
+            case CallProcesses(method, arguments):  # a driver calls all processes via the leader
                 self._report(self.executor.report(method, arguments))
             case ReportDue():
                 if not self.channel.answers(message):
@@ -239,7 +239,7 @@ class FollowingCore:
     def _run(self, plan: Plan) -> None:
         try:
             self.executor.submit(plan)
-        except UnexpectedCompile as error:  # the leader meets the same
+        except UnexpectedCompile as error:  # raised in the leader too
             self._outcomes.append(error)
 
     def _note_end(self, request_id: str, delta: TokenDelta | None) -> None:

@@ -1,4 +1,4 @@
-"""How engine cores on other hosts join as data-parallel replicas, at one address of the front end.
+"""Lets engine cores on other hosts join as data-parallel replicas, at one address of the front end.
 
 In: the address, a secret, ranks. Out: the address at which each rank's core accepts front ends. The
 connection stays open, so a joined host notices when the front end is gone. Must not know how cores
@@ -22,12 +22,11 @@ from jengine.wire.socket_loop import Parts, SocketLoop
 
 logger = logging.getLogger(__name__)
 STAGE = "Joining cores of other hosts"
-# Seconds that a host which comes again waits for the end of its former connection, and between two
-# attempts.
+# How long a reconnecting host waits for its former connection to be dropped, and between attempts,
+# in seconds.
 COMING_AGAIN = 20.0
 AGAIN = 0.5
-# Seconds between two lines of the log about ranks that are missing, and between two looks for what
-# keeps them away.
+# Seconds between log lines about missing ranks, and between checks while waiting for them.
 REMIND = 30.0
 LOOK = 1.0
 
@@ -70,7 +69,7 @@ class JoinDesk:
         self._ranks = ranks
         self._version = version  # of jengine, the same on every host
         self._addresses: dict[int, str] = {}
-        self._connections: dict[int, bytes] = {}  # of ranks, as far as they are open
+        self._connections: dict[int, bytes] = {}  # by rank; open ones only
         self._back: Callable[[int, str], None] = lambda rank, address: None
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
@@ -180,7 +179,7 @@ class JoinDesk:
 
 
 class JoinedHost:
-    """The side of a host whose cores join."""
+    """Host's side: offers its cores to the front end, and notices its end."""
 
     def __init__(self, front: Door, left: Callable[[str], None]) -> None:
         """`left` is called with the reason when the connection ends after the host has joined."""
@@ -241,4 +240,4 @@ class JoinedHost:
     def _end(self, why: str) -> None:
         if self._answered.is_set():
             self._left(why)
-        self._answered.set()  # without an answer `join` says that there is none
+        self._answered.set()  # wakes `join`, which reports that there was no answer

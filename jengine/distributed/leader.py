@@ -1,5 +1,4 @@
-"""The EngineCore of the leading process, whose steps, aborts and weight updates all processes
-follow.
+"""The EngineCore of the leader process, which schedules for all processes.
 
 In: requests, the same in every process. Out: token deltas, for its own session and the followers.
 Must not know sockets or devices.
@@ -19,7 +18,7 @@ from jengine.executor.multihost.parameter_digests import ParameterDigests
 from jengine.outputs import TokenDelta
 from jengine.request import ReadPrompt, WireRequest
 
-LISTENING = 1e-3  # seconds between two looks at what the others send
+LISTENING = 1e-3  # poll interval of followers' messages, in seconds
 
 
 class LeadingCore:
@@ -33,11 +32,11 @@ class LeadingCore:
         self.executor = executor
         self.channel = channel
         self.notes = notes
-        # Only this process knows requests and prefixes.
+        # Only the leader holds the queue and the prefix cache.
         self.read, self.when_woken = core.read, core.when_woken
         self.reset_prefix_cache, self.counts = core.reset_prefix_cache, core.counts
         self.health, self.check_alive = core.health, core.check_alive
-        self.unchecked: dict[str, WireRequest] = {}  # not yet known to be the same everywhere
+        self.unchecked: dict[str, WireRequest] = {}  # not yet compared across processes
 
     @property
     def has_work(self) -> bool:

@@ -51,19 +51,18 @@ ProgramSource = Callable[[], ProgramTotals]
 class CoreParts:
     """What an EngineCore is built from."""
 
-    runners: tuple[PlanRunner, ...]  # of each data-parallel replica
+    runners: tuple[PlanRunner, ...]  # one per data-parallel replica
     placement: Placement
     schedule: ScheduleConfig
     cache: CacheConfig
     depth: int
     stages: int
-    in_turn: bool  # replicas must not compute at the same time
-    watched: Callable[[Executor], GrammarMasks]  # puts recorders and grammars around an executor
-    gates: tuple[MakeGate, ...] = ()  # of every scheduler
-    # Makes what copies blocks of a cache to other memory; None: they stay on the device.
-    # The number is the replica's.
+    in_turn: bool  # replicas compute one after the other
+    watched: Callable[[Executor], GrammarMasks]  # wraps an executor in recorders and grammars
+    gates: tuple[MakeGate, ...] = ()  # added to every scheduler
+    # (cache, replica index) -> its transfers to host memory; None: blocks stay on the device.
     transfers: Callable[[CacheCoordinator, int], BlockTransfers | None] = lambda *_: None
-    launch: Callable[[], None] = lambda: None  # queues the steps of replicas that step together
+    launch: Callable[[], None] = lambda: None  # queues the joint program of joint replicas
 
     def core(
         self,
@@ -92,7 +91,7 @@ class CoreParts:
         cores = [
             self.core(
                 LocalExecutor(runner),
-                # Replicas share their programs, which are counted once.
+                # Replicas share their programs: count them once.
                 ProgramTotals if replica else runner.loaded.program_totals,
                 replica,
                 program_gates(runner.loaded),
@@ -153,10 +152,10 @@ class ProcessGroup(Protocol):
 def process_group_of(
     placement: Placement, settings: MultihostSettings, direction: Direction | None
 ) -> Iterator[ProcessGroup]:
-    """The group of the processes that own these devices. An exception inside is sent to the
-    others.
+    """The group of the processes that own these devices. An exception in the block is sent to the
+    other processes.
 
-    With a direction the first of several alone has requests.
+    With a direction, only the first of several processes gets requests.
     """
     group = _gathered(placement.processes, settings, direction)
     try:

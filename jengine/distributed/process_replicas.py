@@ -81,7 +81,7 @@ class ProcessReplicas:
                 core.add(wire)
             except EngineDead:
                 if not self._forget(wire.request_id):
-                    return  # its end was told with the core's
+                    return  # lost with its core, which has failed it
             except BaseException:
                 self._forget(wire.request_id)
                 raise
@@ -177,8 +177,8 @@ class ProcessReplicas:
         return self.cores[0].weights_version
 
 
-# A core that says nothing for so many seconds, or whose step takes that long, gets requests only
-# if every other one does too.
+# A core whose last report is older than this, or whose step takes longer, gets requests only if
+# every other one is as slow.
 SLOW = 5.0
 
 
@@ -230,8 +230,8 @@ class CorePlacement:
         return [i for i in serving if max(states[i].age, states[i].stepping) < SLOW] or serving
 
     def _others(self) -> list[int]:
-        """Estimated tokens per core of requests from other front ends: their number from the core's
-        queue lengths, times the mean length of this front end's requests."""
+        """Estimated load per core, in tokens, from other front ends: their share of the core's
+        reported queue, times the mean length of this front end's requests."""
         own = self._router.counts
         tokens = sum(self._router.loads) // max(sum(own), 1) or self._block_size
         states = [core.state().counts for core in self._roster.cores]

@@ -33,7 +33,7 @@ class ProgramsReady:
     """Holds a request until its programs are compiled, alone and batched with the running ones. A
     request whose program fails to compile ends with that error.
 
-    Where the features needed depend on the running requests, the scheduler polls; else the end of a
+    If the features needed depend on the running requests, the scheduler polls; else the end of a
     compile wakes the request.
     """
 
@@ -42,7 +42,7 @@ class ProgramsReady:
         self._late = late
         self._wake = wake
         self._awaited: set[ProgramsOf] = set()
-        # Those with functions of their own that have passed, and what they need, while they run.
+        # Running requests with callbacks of their own, and the features that they need.
         self._passed: dict[Request, Features] = {}
         self._ready: set[Features] = set()
         tell = WeakMethod(self._tell)  # so that an abandoned engine is freed at once
@@ -55,7 +55,7 @@ class ProgramsReady:
             return None
         needed = self._beside_others(own) if own.own_functions else own
         key = ProgramsOf(needed)
-        self._awaited.add(key)  # first, as a compile may end meanwhile
+        self._awaited.add(key)  # before the check below: a compile may end in between
         lacking = loaded.programs.lacking(needed)
         if lacking:
             self._begin(lacking)
@@ -64,7 +64,7 @@ class ProgramsReady:
         if own.own_functions:
             self._passed[request] = own
         else:
-            self._ready.add(own)  # what is compiled once stays
+            self._ready.add(own)  # compiled programs stay
         return None
 
     def _tell(self) -> None:

@@ -21,8 +21,8 @@ class CoreReport(NamedTuple):
     """A core's last report, and its death if it has died."""
 
     index: int
-    state: CoreState  # as it said last
-    open_requests: int  # of this front
+    state: CoreState  # as last reported
+    open_requests: int  # of this front end
     death: EngineDead | None
     retired: bool = False  # taken out of service on request
 

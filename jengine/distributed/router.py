@@ -1,12 +1,11 @@
 """Routes requests to data-parallel replicas by cached prefix, then by load.
 
-In: for each replica, how much of a prompt its cache holds; the deltas of all requests. Out: a
-replica. Counts tokens known of unfinished requests as load. Must not know schedulers or devices.
+In: how much of a prompt each replica has cached; the deltas of all requests. Out: a replica. Load
+is the number of known tokens of unfinished requests. Must not know schedulers or devices.
 
-A cached prefix is worth the tokens it saves. A request goes to the replica with the longest cached
-prefix, and among equals to the one with the least load, but only if that replica's load exceeds the
-least by no more than the prefix and a quarter of the least. Seeds belong to requests, so tokens do
-not depend on the replica.
+A cached prefix is worth the tokens that it saves: the replica with the longest cached prefix (among
+equals, the least loaded) is chosen among those whose load exceeds the least by no more than the
+prefix and a quarter of the least. Seeds belong to requests, so tokens do not depend on the replica.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from typing import NamedTuple
 
 from jengine.outputs import TokenDelta
 
-# A replica may exceed the least load by one part in so many, even without a cached prefix.
+# A replica may exceed the least load by this fraction (1/4) without a cached prefix.
 UNEVEN = 4
 
 
 def choose(loads: Sequence[int], hits: Sequence[int]) -> int:
     """The replica with the longest cached prefix, then the least load, then the first.
 
-    Only among those whose load is above the least by no more than the tokens that the prefix
-    saves and a quarter of the least: a cache is worth what need not be computed, not a queue.
+    Only among those whose load exceeds the least by at most the tokens that the prefix saves plus a
+    quarter of the least.
     """
     least = min(loads)
     near = [i for i, load in enumerate(loads) if load - least <= hits[i] + least // UNEVEN]
@@ -46,10 +45,10 @@ class Router:
 
     def __init__(self, replicas: int, block_size: int) -> None:
         self.loads = [0] * replicas
-        self.counts = [0] * replicas  # of unfinished requests
+        self.counts = [0] * replicas  # unfinished requests per replica
         self._block_size = block_size
         self._placed: dict[str, Placed] = {}
-        # Hashes of blocks of unfinished requests: a replica has them in its cache, or soon will.
+        # Block hashes of unfinished requests' prompts, which are or soon will be cached.
         self._coming: list[Counter[bytes]] = [Counter() for _ in range(replicas)]
 
     def grow(self) -> None:
@@ -118,7 +117,7 @@ class Router:
         count = len(delta.token_ids)
         self.loads[placed.replica] += count
         replica, tokens, hashes, priority = placed
-        # For every token of every request, so without `_replace`, which takes four times as long.
+        # Per token of every request, so without `_replace`, which takes four times as long.
         self._placed[delta.request_id] = Placed(replica, tokens + count, hashes, priority)
 
     def clear(self) -> None:

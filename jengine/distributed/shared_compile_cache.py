@@ -19,9 +19,9 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 logger = logging.getLogger(__name__)
-# Seconds until a file that another node has made is seen, at most.
+# Longest wait for another node's file to become visible, in seconds.
 SEEN_WITHIN = 3.0
-# Not above the largest number that processes agree on.
+# Within the range of numbers on which processes agree.
 NONCES = 2**31
 
 
@@ -45,10 +45,10 @@ def is_shared(folder: Path | None, least: Callable[[int], int], process: int) ->
     is_first = least(process) == process
     file = None if folder is None else folder / f".shared-{nonce}"
     if file is not None and is_first:
-        with suppress(OSError):  # then no process sees it
+        with suppress(OSError):  # then none sees it
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             file.touch()
-    least(0)  # it is there, if it will be
+    least(0)  # barrier: the file exists now if it ever will
     seen = bool(least(int(file is not None and is_seen(file))))
     if file is not None and is_first:
         with suppress(OSError):

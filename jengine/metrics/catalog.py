@@ -1,8 +1,8 @@
-"""The metrics: name, kind, labels and meaning of each. Names, labels and buckets are vLLM's where
-vLLM has the metric.
+"""All metrics: name, type, labels and help text. Names, labels and buckets are vLLM's where vLLM
+has the metric.
 
-Names are without prefix, and without the `_total` that counters end with. Every series has the
-labels `model_name` and `engine` besides its own. No label ever holds text of a user.
+Names are without prefix, and without the `_total` of counters. Every series has the labels
+`model_name` and `engine` besides its own. No label ever holds a user's text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class CatalogMetric(NamedTuple):
     kind: Literal["gauge", "counter", "histogram"]
     text: str
     label: str | None = None  # besides `model_name` and `engine`
-    buckets: str = ""  # a histogram's family
+    buckets: str = ""  # family of a histogram's buckets
 
 
 def gauge(name: str, text: str, label: str | None = None) -> CatalogMetric:
@@ -144,7 +144,7 @@ STEP_HISTOGRAMS = (
     histogram("iteration_tokens_total", "step tokens", "Tokens that one step runs."),
     histogram("step_seconds", "step seconds", "Seconds of a step, by phase.", "phase"),
 )
-# There only with kv_cache_metrics=True, and of a share of the blocks: fields of `BlockTimes`.
+# With kv_cache_metrics=True only, and of a sample of the blocks: fields of `BlockTimes`.
 BLOCK_HISTOGRAMS = {
     "lifetime": histogram(
         "kv_block_lifetime_seconds", "block residency",

@@ -1,7 +1,8 @@
-"""Estimates of what steps cost a device: operations, and bytes read from and written to its memory.
+"""Estimates of the FLOPs and bytes of steps.
 
-In: a model's shape, and the counts of a core. Out: cumulative numbers, whose rates divided by the
-device's are its utilisation. Only matmuls, attention, weights and the KV cache are counted.
+In: a model's shape, and a core's counts. Out: cumulative FLOPs and bytes read and written, whose
+rates over the device's peak are its utilisation. Only matmuls, attention, weights and the KV cache
+are counted.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class CostModel:
 
     config: ModelConfig
     devices: int = 1
-    # Whether the cache holds codes of one byte, with a scale of two for each head of a token.
+    # Whether the KV cache holds 1-byte codes, with a 2-byte scale per head and token.
     has_codes: bool = False
 
     def of(self, counts: Counts) -> StepCost:
@@ -40,7 +41,7 @@ class CostModel:
         per_step = counts.query_tokens / counts.steps if counts.steps else 0.0
         logits = config.vocab_size * config.hidden_size
         operations = 2.0 * logits * counts.generation_tokens
-        # The scales of a head in int8, one for each token, are not counted.
+        # Scales of an int8 LM head, one per vocabulary entry, are not counted.
         head = 1 if config.quantization is not None and config.quantization.rounds_head else size
         read, written = float(head * logits * counts.steps), 0.0
         for layer in config.layers:
@@ -48,7 +49,7 @@ class CostModel:
             weights = read_weights(layer, config.hidden_size, per_step)
             read += weight_size * weights * counts.steps
             for mixer in layer.mixers:
-                # A window bounds what a token attends to; most contexts are longer.
+                # Sliding window: assumes that contexts are longer than the window.
                 most = counts.query_tokens * mixer.window if mixer.window else None
                 operations += mixer.operations * within(counts.attended_tokens, most)
                 kept = kept_bytes(mixer.cache, size, has_codes=self.has_codes)
@@ -58,11 +59,9 @@ class CostModel:
 
     @property
     def weight_size(self) -> float:
-        """Bytes per weight of the layers, with its share of scales and zeros.
-
-        In the form that is loaded; kernels of a backend may store those in other dtypes. A scale of
-        all inputs is shared by as many as the hidden size.
-        """
+        """Mean bytes per weight of the layers as loaded, scales and zero points included (a
+        backend's kernels may store these in other dtypes). A scale without groups counts as shared
+        by `hidden_size` weights."""
         config = self.config
         if config.quantization is None:
             return ITEM_BYTES.get(config.dtype, 4)
@@ -82,9 +81,9 @@ class CostModel:
 
 
 def kept_bytes(spec: CacheSpec, size: int, *, has_codes: bool) -> int:
-    """KV-cache bytes of one token in a layer; `size` is that of a number."""
+    """KV-cache bytes per token of a layer; `size`: bytes of a number."""
     head = spec.head_dim + 2 if has_codes else spec.head_dim * size
-    # A token reads and writes a recurrent layer's whole state, which is float32.
+    # Recurrent layers read and write their whole float32 state per token.
     return 4 * spec.state_size or spec.vectors * spec.kv_heads * head
 
 

@@ -1,7 +1,7 @@
-"""Prometheus: everything that a front knows of its engine, as families of metrics.
+"""Prometheus exporter: metric families of one engine, as one front end sees it.
 
-In: the front's statistics, and the newest counts of its cores. Out: families, for the registry of a
-server or for `reader`. Values are read when they are asked for, not copied from step to step.
+In: the front end's statistics, and the latest counts of its cores. Out: families, for a server's
+registry or for `reader`. Values are read on scrape, not copied per step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EngineFacts:
 class AdapterUse:
     """Names of the LoRA adapters of running and of waiting requests."""
 
-    most: int  # that a step may use at once
+    most: int  # per step
     running: Sequence[str]
     waiting: Sequence[str]
 
@@ -57,7 +57,7 @@ class Exporter:
         adapters: Callable[[], AdapterUse] | None = None,
     ) -> None:
         self.prefix = prefix
-        self._adapters = adapters  # None: this engine has none
+        self._adapters = adapters  # None: LoRA is off
         self._stats = stats
         self._counts = counts
         self._facts = facts
@@ -205,7 +205,7 @@ def cumulative(histogram: Histogram) -> list[tuple[str, float]]:
     return list(zip(names, counts, strict=True))
 
 
-# The value of the label -> number; "" where a metric has no label of its own.
+# Label value -> number; "" for metrics without a label of their own.
 Values = Mapping[str, float]
 NO_COST = StepCost(0.0, 0.0, 0.0)
 
@@ -216,12 +216,12 @@ def plain(number: float) -> Values:
 
 
 def waiting_by_reason(counts: Counts) -> Values:
-    """Waiting requests; they add up to `num_requests_waiting`."""
+    """Waiting requests by reason; the values sum to `num_requests_waiting`."""
     return {"capacity": counts.waiting - counts.deferred, "deferred": counts.deferred}
 
 
 def prompt_tokens_by_source(counts: Counts) -> Values:
-    """Prompt tokens; they add up to `prompt_tokens`."""
+    """Prompt tokens by source; the values sum to `prompt_tokens`."""
     return {
         "local_compute": counts.prompt_tokens - counts.cached_prompt_tokens,
         "local_cache_hit": counts.cached_prompt_tokens - counts.external_prompt_tokens,
@@ -230,7 +230,7 @@ def prompt_tokens_by_source(counts: Counts) -> Values:
 
 
 def accepted_by_position(counts: Counts) -> Values:
-    """Accepted draft tokens; the first draft of a step has position 0."""
+    """Accepted draft tokens by position among a row's drafts, from 0."""
     return {str(place): number for place, number in enumerate(counts.drafts.accepted_at)}
 
 
@@ -243,12 +243,12 @@ def padding_share(counts: Counts) -> float:
 
 
 def sleep_state(counts: Counts) -> Values:
-    """One of three states is 1."""
+    """One-hot sleep state."""
     states = ("awake", "weights_offloaded", "discard_all")
     return {name: int(counts.sleep_level == level) for level, name in enumerate(states)}
 
 
-# The cache of images is not counted yet.
+# The image cache is not counted yet.
 FROM_COUNTS: dict[str, Callable[[Counts], Values]] = {
     "num_requests_running": lambda counts: plain(counts.running),
     "num_requests_waiting": lambda counts: plain(counts.waiting),

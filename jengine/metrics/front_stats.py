@@ -1,7 +1,7 @@
-"""Statistics that a front gathers of its requests: histograms and counts of how they ended.
+"""Request statistics of a front end: latency and length histograms, and finish reasons.
 
 In: events of requests, with durations. Out: cumulative numbers, which an exporter reads at any
-time, from any thread. What cores count (tokens, steps, the cache) is in their `Counts`.
+time, from any thread. Tokens, steps and the cache are counted by cores (`Counts`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
 
 @dataclass(frozen=True)
 class EndedCompletion:
-    """What the statistics need of a finished completion."""
+    """Statistics of a finished completion."""
 
     reason: str
     seconds: float  # since its request arrived
@@ -28,7 +28,7 @@ class EndedCompletion:
     cached_tokens: int
     generated_tokens: int
     max_tokens: int | None  # the request's limit, if it gave one
-    times: RequestTimes | None  # None: it never reached a core
+    times: RequestTimes | None  # None: never reached a core
 
 
 class EngineHistograms:
@@ -75,7 +75,7 @@ class EngineHistograms:
 
 
 class LaneCounts(NamedTuple):
-    """Counts of one kind of the threads and processes that render and tokenize requests."""
+    """Counts of one rendering pool (threads or processes that render and tokenize requests)."""
 
     busy: int
     refused: int  # requests that waited and never ran
@@ -88,11 +88,11 @@ class FrontStats:
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
         self.engines = {0: EngineHistograms(max_model_len)}
-        # What the server counts, as it last told them.
-        self.rejections = dict.fromkeys(LIMITS, 0)  # by the limit that refused them
-        self.ignored_fields = 0  # that the server does not know
-        self.lanes: dict[str, LaneCounts] = {}  # of the server, by kind of request
-        self.dropped_frames = 0  # messages to the core that it could not read
+        # Counted by the server.
+        self.rejections = dict.fromkeys(LIMITS, 0)  # by limit
+        self.ignored_fields = 0  # unknown request fields
+        self.lanes: dict[str, LaneCounts] = {}  # by kind of request
+        self.dropped_frames = 0  # messages that the core could not read
         self.params_updates = Histogram.of(REQUEST_LATENCY)
 
     def of(self, engine: int) -> EngineHistograms:

@@ -1,4 +1,4 @@
-"""Upper bounds of the histograms' buckets, family by family: vLLM's, so that dashboards fit."""
+"""Upper bounds of histogram buckets, by family: vLLM's, so that its dashboards fit."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from jengine.metrics import catalog
 
-# Counters of the catalog that each front counts by itself.
+# Catalog counters that each front end counts itself.
 COUNTED_BY_FRONTS = frozenset({"request_success"})
 OF_CORES = frozenset(
     metric.name
@@ -27,11 +27,11 @@ OF_CORES = frozenset(
     )
     if metric.name not in COUNTED_BY_FRONTS
 ) | {"cache_config_info", "dropped_ipc_frames"}
-# Gauges of a process that add up; others are of the process that was asked.
+# Gauges that add up over processes; others are taken from the process asked.
 ADDED = frozenset(
     {"process_resident_memory_bytes", "process_virtual_memory_bytes", "process_open_fds"}
 )
-CREATED = "_created"  # when a series began: the first of them
+CREATED = "_created"  # creation time of a series: the earliest is kept
 
 
 class MetricSample(NamedTuple):
@@ -79,7 +79,7 @@ def families_of(registry: CollectorRegistry) -> list[MetricFamily]:
 def merged(
     own: Sequence[MetricFamily], others: Iterable[Sequence[MetricFamily]]
 ) -> CollectorRegistry:
-    """Merge the families of all API processes; `own` decides where values are the same."""
+    """Merge the families of all API processes; `own` supplies values that are equal in all."""
     lines = {one.name: {line.key: line for line in one.samples} for one in own}
     known = {one.name: one for one in own}
     for families in others:

@@ -1,7 +1,7 @@
-"""The registry of one server: where collectors of metrics meet, and their text for Prometheus.
+"""A server's Prometheus registry and its text format.
 
-In: collectors. Out: text. Besides them every registry has the metrics of this process: memory,
-processor time, open files, garbage collections.
+In: collectors. Out: text. Every registry also has the metrics of this process: memory, CPU time,
+open files, garbage collections.
 """
 
 from __future__ import annotations
@@ -23,5 +23,5 @@ def process_registry() -> CollectorRegistry:
 
 
 def text_of(registry: CollectorRegistry) -> bytes:
-    """All metrics in Prometheus' text format, of type CONTENT_TYPE."""
+    """All metrics in Prometheus' text format."""
     return generate_latest(registry)

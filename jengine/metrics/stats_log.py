@@ -1,7 +1,8 @@
-"""The engine's regular log line: throughput, requests, cache, in the words that vLLM's users grep.
+"""The engine's periodic log line, in vLLM's words, which its users grep: throughput, requests,
+cache.
 
-In: the counts of a core, whose differences from one line to the next are logged. Out: one log line
-per engine and interval; at DEBUG while nothing is computed.
+In: a core's counts, whose differences between lines are logged. Out: one log line per engine and
+interval; at DEBUG while the engine is idle.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class StatsLog:
         self.counts = counts
         self._clock = clock
         self.device = device.upper()
-        self._last: tuple[Counts, ...] = ()  # of each engine, when the last line was logged
+        self._last: tuple[Counts, ...] = ()  # per engine, at the last line
         self._was_idle: list[bool] = []
         self._began = clock()
         self._ticking = threading.Lock()

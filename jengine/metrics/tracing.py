@@ -1,7 +1,7 @@
 """Traces: a span per request, sent to an OpenTelemetry collector. Needs the extra `otel`.
 
-In: requests that have ended, with their times. Out: spans whose attributes have both vLLM's names
-and those of the GenAI conventions. A request may bring the W3C `traceparent` of its caller.
+In: finished requests with their times. Out: spans with attributes by vLLM's names and by the GenAI
+conventions. A request may carry its caller's W3C `traceparent`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INSTALL = "pip install 'jengine[otel]'"
 
 @dataclass(frozen=True)
 class EndedRequest:
-    """What a trace span tells of a finished request."""
+    """A finished request, as its span describes it."""
 
     request_id: str
     traceparent: str | None
@@ -30,7 +30,7 @@ class EndedRequest:
     metrics: RequestMetrics
     seconds: float  # since its arrival
     prompt_tokens: int
-    reasons: tuple[str, ...]  # why each completion ended
+    reasons: tuple[str, ...]  # finish reasons of its completions
 
 
 class Tracer:
