@@ -1,7 +1,7 @@
-"""The application: the table of routes, and the layers that every request passes.
+"""The ASGI application: the table of routes, and the middleware around it.
 
 In: an engine and settings. Out: an ASGI app. A request passes the limits of its head, then
-authentication, then its route; what a route raises becomes a response in one place.
+authentication, then its route; exceptions become responses in one place.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Endpoint(NamedTuple):
     path: str
     access: Access
     handler: Handler
-    body: type[msgspec.Struct] | None = None  # what it reads
-    kind: str | None = None  # of models that it needs: those that generate, or those that pool
+    body: type[msgspec.Struct] | None = None  # request body
+    kind: str | None = None  # kind of model that it needs: generative or pooling
 
 
 async def schema(service: Service, http: Request) -> Response:
@@ -255,7 +255,8 @@ def middleware(service: Service) -> list[Middleware]:
 
 
 def users_middleware(path: str) -> Middleware:
-    """The middleware that `package.module:name` names, or `package.module.name`, as in vLLM."""
+    """Import a user's middleware, named as `package.module:name` or `package.module.name`, as in
+    vLLM."""
     named = path if ":" in path else ":".join(path.rsplit(".", 1))
     found = imported("middleware", named)
     if isinstance(found, type):

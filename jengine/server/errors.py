@@ -1,7 +1,7 @@
-"""Errors over HTTP: one table of statuses, one function that makes a response of any exception.
+"""Maps exceptions to HTTP errors: one table of statuses, one conversion for any exception.
 
-In: exceptions of any room. Out: `{"error": {message, type, param, code}}`. Texts pass a sanitiser,
-so that no address, path or traceback reaches a client. Must not know endpoints.
+In: exceptions of any room. Out: `{"error": {message, type, param, code}}`. Messages are sanitised:
+no memory addresses, paths or tracebacks. Must not know endpoints.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ LONGEST_MESSAGE = 1024
 _ADDRESS = re.compile(r"(?: at )?\b0x[0-9a-fA-F]{4,}\b")
 _TRACEBACK = re.compile(r'\n?\s*File "[^"\n]*", line \d+(?:, in \S+)?(?:\n\s+[^\n]*)?')
 _TRACEBACK_HEAD = re.compile(r"Traceback \(most recent call last\):")
-# Of a file; routes, which errors advise, begin otherwise.
+# File paths, but not routes, which errors may advise.
 _PATH = re.compile(r"(?<![\w/.:<])/(?!(?:v1|v2|health)/)(?:[\w.+@%-]+/)+[\w.+@%-]+")
-# The field that a message of the sampling parameters or of the input processor is about.
+# Request field at the start of a validation error's message.
 _SUBJECT = re.compile(
     r"^(?:SamplingParams\()?`?(\w+)`?(?:\[\d+\])?"
     r"(?==|\[| key|: expected| has | may | must | is set )"

@@ -48,7 +48,7 @@ EXAMPLES: dict[type[msgspec.Struct], dict[str, Any]] = {
     LoadAdapterRequest: {"lora_name": "sql", "lora_path": "/adapters/sql"},
     UnloadAdapterRequest: {"lora_name": "sql"},
 }
-# Decoding takes bodies without them, so that the error can say what was expected.
+# Decoding accepts bodies without these, so that the error can say what was expected.
 REQUIRED: dict[type[msgspec.Struct], tuple[str, ...]] = {
     CompletionRequest: ("prompt",),
     ChatRequest: ("messages",),

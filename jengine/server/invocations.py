@@ -1,7 +1,7 @@
-"""POST /invocations: the one route by which SageMaker calls a model.
+"""POST /invocations: SageMaker's single route.
 
-In: a body of any endpoint that runs the model. Out: the response of the endpoint that it is for,
-told by the body's fields and by what the model does.
+In: a body of any endpoint that runs the model. Out: the response of that endpoint, chosen by the
+body's fields and the model's task.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ BY_TASK: Handlers = {"embed": embeddings, "classify": classify}
 
 
 async def invocations(service: Service, http: Request) -> Response:
-    """SageMaker's route: the endpoint that a body with these fields is for."""
+    """SageMaker's route: dispatches to the endpoint that the body's fields belong to."""
     handlers = handlers_of(service)
     try:
         given = msgspec.json.decode(await whole_body(http), type=_Fields)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        given = dict.fromkeys(handlers, msgspec.Raw())  # any endpoint says what is wrong with it
+        given = dict.fromkeys(handlers, msgspec.Raw())  # any endpoint refuses it with a reason
     for field, handler in handlers.items():
         if field in given:
             return await handler(service, http)
@@ -42,7 +42,7 @@ async def invocations(service: Service, http: Request) -> Response:
 
 
 def handlers_of(service: Service) -> Handlers:
-    """By field: the endpoint of a body that has it."""
+    """Endpoints by the field that identifies their bodies."""
     found = service.check_serving().front.session.input_processor.pooling
     if found is None:
         return GENERATING

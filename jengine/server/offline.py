@@ -1,7 +1,7 @@
-"""A batch file answered without HTTP, by an engine that is started for it.
+"""Answers a batch file without HTTP, by an engine started for it.
 
-In: settings, a function that starts an engine, a batch. Out: how many lines have results. Must not
-know command-line flags.
+In: settings, a function that starts an engine, a batch. Out: progress counts. Must not know
+command-line flags.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def run_batch(
 async def work(
     service: Service, batch: BatchFiles, progress: BatchProgress, finished: Finished
 ) -> None:
-    """Run the batch, and watch the engine meanwhile."""
+    """Run the batch while monitoring the engine."""
     watching = asyncio.ensure_future(monitor(service))
-    # A step's requests, and as many that wait: the engine is never short of work.
+    # A full batch and as many queued, so that the engine is never short of work.
     seats = asyncio.Semaphore(2 * service.live.engine.schedule.max_num_seqs)
     try:
         await run_lines(
@@ -69,7 +69,7 @@ async def work(
 
 @contextmanager
 def metrics_server(service: Service) -> Iterator[None]:
-    """Metrics for Prometheus at the settings' host and port."""
+    """Serve Prometheus metrics at the settings' host and port."""
     host, port = service.settings.host, service.settings.port
     try:
         server, _ = start_http_server(port, host, service.registry)

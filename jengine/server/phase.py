@@ -1,4 +1,4 @@
-"""What a server is doing; health follows from it."""
+"""A server's phase, from which its health follows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Phase(Enum):
 
     STARTING = "starting"  # the engine loads and compiles
     SERVING = "serving"
-    DEGRADED = "degraded"  # of several cores one has died or stalled, and others serve
+    DEGRADED = "degraded"  # some cores have died or stalled, others serve
     DRAINING = "draining"  # open requests finish, new ones are refused
-    STALLED = "stalled"  # work is scheduled, and no step ends in any core
+    STALLED = "stalled"  # work is scheduled but no core makes progress
     DEAD = "dead"  # the engine has stopped
 
     @property

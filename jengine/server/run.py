@@ -1,7 +1,7 @@
-"""A whole server process: the socket, uvicorn, the engine's start, signals and the exit status.
+"""A server process: socket, uvicorn, engine start-up, signals and exit status.
 
 In: settings, and a function that starts an engine. Out: an exit status: 0 after a signal, 1 if the
-engine could not be started or has died. The socket is open and health is answered while the engine
+engine could not be started or has died. The socket is open and /health answers while the engine
 loads. Must not know command-line flags.
 """
 
@@ -40,9 +40,9 @@ from jengine.server.serving.service import Service
 from jengine.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
-# Seconds in which connections may close after the last answer.
+# Seconds for connections to close after the last response.
 LAST_SECONDS = 1
-# Starts an engine; is given a function that takes its progress in words.
+# Starts an engine; takes a callback for progress messages.
 Start = Callable[[Callable[[str], None]], Engine]
 Ready = Callable[[Engine, str], None]
 
@@ -83,10 +83,10 @@ def run_server(
         for task in beside:
             task.cancel()
 
-    # asyncio's own loop, which is written in Python, takes a third longer for a short stream.
+    # uvloop: with asyncio's own loop a short stream takes a third longer.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(work())
-        if not server.force_exit:  # else the process ends at once, and its children with it
+        if not server.force_exit:  # else exit immediately, and the child processes with it
             server.service.shutdown()
     return server.status
 
@@ -180,7 +180,7 @@ class DrainingServer(uvicorn.Server):
                 self.batches.resume()
             allow_connections(self.service.live.admission.most)
             gc.collect()
-            gc.freeze()  # what was loaded stays: later collections need not look through it
+            gc.freeze()  # exempt loaded objects, which stay, from later collections
             when_ready(engine)
             logging.getLogger("uvicorn.error").info("Application startup complete.")
             super()._log_started_message([self.listening])
@@ -201,7 +201,7 @@ class DrainingServer(uvicorn.Server):
         """Monitor the engine; exit the process when it has died."""
         await monitor(self.service)
         if not self._signals and not self.status:
-            # Answers that fail with the engine get out first.
+            # Let responses that fail with the engine be sent first.
             await asyncio.sleep(LAST_SECONDS)
             self._give_up("the engine has stopped. The log above has the cause.")
 
@@ -231,9 +231,9 @@ async def in_daemon_thread(work: Callable[[], Any]) -> Any:
     return await result
 
 
-# glibc maps large blocks by themselves, but once it has seen some freed it keeps blocks of up to 32
-# MiB on the heap, where what is small and lives on pins the holes that long texts leave: a server
-# would grow by what strangers send. Not for a process that runs steps, which reuses large blocks.
+# glibc serves large blocks by mmap, but raises that threshold (up to 32 MiB) once some are freed.
+# Large blocks then come from the heap and fragment it, so a server grows with what clients send.
+# Not for processes that run steps, which reuse large blocks.
 
 M_MMAP_THRESHOLD: Final = -3  # of glibc
 LARGE = 2**20

@@ -1,7 +1,7 @@
 """Settings of the server: one field per flag, with vLLM's names and our defaults. No jax.
 
-In: flags of `jengine serve`, or keyword arguments in tests. Out: a frozen object that every part of
-the server reads. Must not know settings of the engine.
+In: flags of `jengine serve`, or keyword arguments in tests. Out: a frozen object. Must not know
+settings of the engine.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ServerSettings:
     enable_per_request_metrics: bool = False
     enable_tokenizer_info_endpoint: bool = False
     stream_interval: int = 1  # tokens per streamed chunk, unless a request asks for more
-    batch_dir: str | None = None  # of /v1/files and /v1/batches; None: they are off
+    batch_dir: str | None = None  # of /v1/files and /v1/batches; None: off
 
     # --- limits ----------------------------------------------------------------------------
     max_body_bytes: int = 32 * MIB
@@ -69,7 +69,7 @@ class ServerSettings:
     max_stop_strings: int = 4
     max_text_chars: int | None = None  # of one text or conversation; None: 2^20, 16 per token
     max_messages: int | None = None  # None: 1024, or one per 4 tokens of the context
-    # Waiting costs little: what it holds is prompts, so their tokens are the limit.
+    # Queued requests cost little but their prompts, so tokens are limited too.
     max_num_queued_reqs: int | None = None  # None: thousands, see queue_limit
     max_num_queued_tokens: int | None = 4 << 20  # prompt tokens that wait; None: no limit
     max_stored_responses: int = 1000  # of /v1/responses, for previous_response_id
@@ -92,7 +92,7 @@ class ServerSettings:
     enable_log_requests: bool = False
     uvicorn_log_level: str = "info"
     disable_uvicorn_access_log: bool = False
-    disable_access_log_for_endpoints: str = ""  # paths with commas between
+    disable_access_log_for_endpoints: str = ""  # comma-separated paths
 
     def queue_limit(self, max_num_seqs: int) -> int:
         """Maximum number of running and waiting completions."""

@@ -1,17 +1,18 @@
-"""Several API processes in front of the same cores: starts them, ends them together.
+"""Parent of several API processes in front of the same cores: starts and ends them together.
 
 In: the cores of this process, and the job of each API process. Out: an exit status: 0 after a
-signal, 1 if a process or the last core has died. Serves nothing itself, so that it is never busy.
+signal, 1 if a process or the last core has died. Serves no requests itself, so that it is always
+responsive.
 
-The API processes inherit one listening socket. With a socket for each (SO_REUSEPORT) the system
-would divide connections without asking who is free, and those queued at a process that dies would
-be lost; here a free process takes the next one. One API process that dies ends the server, as its
-requests are lost and its share of counters with them: the others drain first.
+The API processes inherit one listening socket, so a free process accepts the next connection. With
+SO_REUSEPORT the kernel would assign connections regardless of load, and lose those queued at a
+process that dies. If an API process dies, its requests and counters are lost, so the server ends:
+the others drain first.
 
-What must be added up at once (places in the queue, phases) is on a board in shared memory, where
-each number has one writer. The rest (metrics, stored responses, admin routes) the processes ask
-each other over local sockets (`server/peers`). A core's counters are taken from one of them, a
-front's are summed.
+Counters that must be summed at once (queue places, phases) are in shared memory, with one writer
+per number. For the rest (metrics, stored responses, admin routes) the processes call each other
+over Unix sockets (`server/peers`). Core counters are taken from one process, front-end counters are
+summed.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from jengine.server.peers.board import Board, BoardField
 from jengine.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
-# Seconds between two looks at the board.
+# Poll interval of the board, in seconds.
 LOOK = 0.25
-# Seconds beyond --shutdown-timeout that an API process is given to end.
+# Seconds beyond --shutdown-timeout after which an API process is killed.
 LAST_SECONDS = 10.0
 
 
@@ -70,7 +71,7 @@ class Supervisor:
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
         self._living: dict[int, OwnedProcess] = {}
         self._cores: Sequence[ProcessClient] = ()
-        self._deadline: float | None = None  # when processes that were told to end are killed
+        self._deadline: float | None = None  # when processes that were told to exit are killed
         self._stalled = False
 
     def start(self, processes: Sequence[OwnedProcess]) -> None:
@@ -118,7 +119,7 @@ class Supervisor:
             case Signalled(number):
                 if self._deadline is None:
                     logger.info("%s: shutting down.", signal.Signals(number).name)
-                self._end_all()  # a second signal reaches them too: they do not wait any longer
+                self._end_all()  # a second signal reaches them too and ends the drain
             case ApiProcessEnded(index, how):
                 del self._living[index]
                 if self._deadline is None:
@@ -143,7 +144,7 @@ class Supervisor:
             for process in self._living.values():
                 process.signal(signal.SIGKILL)
         stalled = self._board.total(BoardField.STUCK) > 0
-        if stalled and not self._stalled:  # an API process has said why
+        if stalled and not self._stalled:  # logged by an API process
             for core in self._cores:
                 core.dump_stacks()
         self._stalled = stalled

@@ -1,9 +1,9 @@
-"""The server's version, as responses tell it."""
+"""The server's version in responses."""
 
 from __future__ import annotations
 
 import jengine
 
 VERSION = jengine.__version__
-# In the field system_fingerprint: answers may differ between servers where this differs.
+# `system_fingerprint`: answers may differ between servers whose fingerprints differ.
 FINGERPRINT = f"jengine-{VERSION}"

@@ -1,4 +1,4 @@
-"""Streams a transcript: parts of the audio in order, although they run concurrently."""
+"""Streams a transcript: text of the parts in order, although they are transcribed concurrently."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class AudioChunks:
         self.tells_usage = bool(forced or job.request.stream_include_usage)
         self.always = self.tells_usage and bool(job.request.stream_continuous_usage_stats)
         self.written = 0  # tokens
-        self.read: dict[int, int] = {}  # tokens of each part's prompt
-        self.begun: set[int] = set()  # parts of which something has been sent
+        self.read: dict[int, int] = {}  # prompt tokens by part
+        self.begun: set[int] = set()  # parts whose first text has been sent
 
     async def of(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
         """Yield all events except the final [DONE]. Text of a later part is buffered until the

@@ -1,4 +1,4 @@
-"""The fields of requests for transcriptions and translations, and what is checked of them."""
+"""Form fields of transcription and translation requests, and their validation."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def segments_of(
             found.append(_segment(inside, start, (begin, last), decode, temperature))
             inside = []
         begin = last
-    if inside:  # the model has said no end
+    if inside:  # no closing timestamp
         found.append(_segment(inside, start, (begin, begin), decode, temperature))
     return found
 

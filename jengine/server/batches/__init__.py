@@ -1,1 +1,1 @@
-"""Requests of OpenAI's batch files, answered by the handlers of the server's routes."""
+"""OpenAI's batch API: batch files answered by the handlers of the server's routes."""

@@ -1,8 +1,7 @@
-"""A batch being run: a bounded number of its lines at once, each written when it is answered.
+"""Runs a batch: a bounded number of lines concurrently, each result written when it is complete.
 
-In: a file of lines, how to ask. Out: results in files, in the order in which they are done. It may
-be ended at any moment, and goes on from its results when it is run again. Must not know what
-started it.
+In: a file of lines, a function that answers requests. Out: result files, in order of completion.
+May be killed at any moment: the next run skips lines that have results. Must not know who runs it.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from jengine.server.phase import Phase
 from jengine.server.serving.service import Service
 
 logger = logging.getLogger(__name__)
-# Seconds between lines in the log.
+# Seconds between progress lines in the log.
 TOLD_EVERY = 10.0
-# Times that a request is refused for want of room while nothing else runs.
+# How often a request may be refused for lack of room while no other is running.
 MOST_REFUSALS = 3
 ENDING = (Phase.DEAD, Phase.DRAINING)
-# In the answer to a request that was ended at a shutdown. In a text its quotes would be escaped.
+# In responses of requests aborted by a shutdown. Inside a JSON string its quotes would be escaped.
 ABORTED = b'"finish_reason":"abort"'
 
 
@@ -43,14 +42,14 @@ class Seats(Protocol):
 class BatchProgress:
     """How many lines of a batch have results."""
 
-    earlier: int = 0  # of an earlier run
+    earlier: int = 0  # from earlier runs
     completed: int = 0
     failed: int = 0
     began: float = field(default_factory=time.monotonic)
     _told: float = field(default_factory=time.monotonic)
 
     def count(self, result: BatchResult) -> None:
-        """Count a result; now and then, say so in the log."""
+        """Count a result, and log progress periodically."""
         if result.error is None:
             self.completed += 1
         else:
@@ -69,15 +68,15 @@ class BatchProgress:
 
 @dataclass
 class BatchFiles:
-    """A file of requests, and where its results go."""
+    """Input and result files of a batch."""
 
     lines: BinaryIO
     results: ResultFile
-    errors: ResultFile | None = None  # of failed lines; None: with the others
+    errors: ResultFile | None = None  # of failed lines; None: these go to `results`
     longest: int = 32 * 2**20  # bytes of a line
 
     def finished(self) -> Finished:
-        """Lines that have a result of an earlier run."""
+        """Lines that have a result from an earlier run."""
         return Finished(*[one for one in (self.results, self.errors) if one is not None])
 
     def put(self, result: BatchResult) -> None:
@@ -92,7 +91,7 @@ async def run_lines(
     noted: Callable[[BatchResult], None],
     finished: Finished,
 ) -> None:
-    """Answer all lines that are not finished. Raises the first error that is not a line's own."""
+    """Answer all unfinished lines. Raises the first error that concerns more than one line."""
 
     async def one(line: BatchLine) -> None:
         try:

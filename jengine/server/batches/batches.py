@@ -1,7 +1,7 @@
-"""The batches of a server: run beside the requests of clients, which go first.
+"""The server's batches, which run at a lower priority than clients' requests.
 
-In: batches in a store. Out: files of results there. The process that
-starts next goes on with a batch that one leaves unfinished. Must not know HTTP.
+In: batches in a store. Out: their result files. Unfinished batches are resumed by the next process
+that starts. Must not know HTTP.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from jengine.server.http.disconnect import ended
 from jengine.server.serving.service import Service
 
 logger = logging.getLogger(__name__)
-# Seconds between looks at a batch that runs, and at the seats that clients leave.
+# Poll intervals in seconds: of a running batch, and of free capacity.
 LOOK, GLANCE = 0.5, 0.05
 # A priority below those of clients.
 LEAST_URGENT = 2**30
-# Batches that may be unfinished.
+# Limit of unfinished batches.
 MOST_OPEN = 100
 
 
@@ -60,7 +60,7 @@ class Batches:
     def __init__(
         self, store: Store, service: Service, ask: Ask, endpoints: Collection[str]
     ) -> None:
-        """`ask` asks one of `endpoints`, with less priority than clients do."""
+        """`ask` calls one of `endpoints`, at a lower priority than clients."""
         self.store = store
         self.endpoints = endpoints
         self._service = service

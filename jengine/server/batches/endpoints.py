@@ -1,4 +1,4 @@
-"""/v1/files and /v1/batches: files that wait to be answered, and their answers."""
+"""/v1/files and /v1/batches."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ async def write_body(http: Request, file: BinaryIO) -> None:
 
 
 def stored(store: Store, body: Path, content_type: str) -> FileObject:
-    """Store the file of a form that is itself a file, which is not read into memory."""
+    """Store the file of a multipart form, which is mapped from disk rather than read into
+    memory."""
     if not body.stat().st_size:
         raise ApiError(400, "The body is empty; expected a form with purpose and file.")
     content = body.with_suffix(".content.part")
@@ -182,7 +183,7 @@ async def cancel_batch(service: Service, http: Request) -> Response:
 
 
 def known_batch(http: Request) -> Batch:
-    """The batch of the path, as its cancellation has it."""
+    """The batch of the path, with a requested cancellation as its status."""
     store = batches_of(http).store
     batch = found(store, Batch, http.path_params["batch_id"])
     asked = store.cancellation(batch.id)

@@ -1,6 +1,6 @@
-"""The files of a batch: input that is read as it is needed, results that only grow.
+"""Files of a batch: input read incrementally, results append-only.
 
-In: files. Out: lines in bounded memory; which lines have a result already. Must not know requests'
+In: files. Out: lines in bounded memory; which lines already have a result. Must not know requests'
 bodies.
 """
 
@@ -20,15 +20,16 @@ import numpy as np
 from jengine.errors import ConfigError
 from jengine.server.batches.lines import BatchLine, BatchResult, custom_id_of
 
-# Bytes of input that are read at once.
+# Bytes of input per read.
 AT_ONCE = 256 * 1024
 KEY_BYTES = 16
-# How results begin.
+# Prefix of every result line.
 BEGINNING = b'{"id":"batch_req_'
 
 
 async def lines_of(file: BinaryIO, longest: int) -> AsyncIterator[BatchLine]:
-    """The lines that are not blank. Those of more than `longest` bytes are cut after one more."""
+    """Yield the lines that are not blank. Longer ones are cut after `longest` + 1 bytes, which
+    marks them as too long."""
     number = 0
     while texts := await asyncio.to_thread(some_lines, file, longest):
         for text in texts:
@@ -59,12 +60,12 @@ class _Done(msgspec.Struct):
 
 
 class ResultFile:
-    """A file of results, one a line. One process writes to it."""
+    """An append-only file of results, one per line, with a single writer."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, which may exist: a last line that was cut is dropped."""
+        """Open or create the file. An incomplete last line is dropped."""
         self.path = path
-        self.keys = bytearray()  # of the input lines that have a result here
+        self.keys = bytearray()  # keys of input lines that have a result here
         try:
             self._file = path.open("a+b")
         except OSError as error:
@@ -96,11 +97,11 @@ class ResultFile:
             self.keys += key(found.custom_id, found.error.line if found.error else 0)
 
     def __len__(self) -> int:
-        """Results that were there when the file was opened."""
+        """Results in the file when it was opened."""
         return len(self.keys) // KEY_BYTES
 
     def put(self, result: BatchResult) -> None:
-        """Write a result to the end of the file, from where a killed process leaves it whole."""
+        """Append a result and flush, so that it survives a kill of this process."""
         self._file.write(msgspec.json.encode(result) + b"\n")
         self._file.flush()
 
@@ -117,7 +118,7 @@ class ResultFile:
 
 
 class Finished:
-    """The input lines that have a result: KEY_BYTES of memory for each."""
+    """Set of input lines that have a result, in KEY_BYTES of memory each."""
 
     def __init__(self, *files: ResultFile) -> None:
         keys = b"".join(file.keys for file in files)

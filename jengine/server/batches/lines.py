@@ -1,6 +1,6 @@
-"""The lines of OpenAI's batch files: a request in, its answer or its error out.
+"""Lines of OpenAI's batch files: a request in, a response or an error out.
 
-Must not know files, nor who answers.
+Must not know files, or who answers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from jengine.server.errors import ApiError, ErrorBody
 
-# The response to a body that was sent to a path, under a request id.
+# (path, body, request id) -> response
 Ask = Callable[[str, bytes, str], Awaitable[Response]]
 
 
@@ -53,8 +53,8 @@ class BatchError(msgspec.Struct):
 
 
 class BatchResult(msgspec.Struct):
-    """A line of a batch's output file. Of a failed request it has both the response and the error;
-    of a line that is no request, the error alone."""
+    """A line of a batch's output file. A failed request has both response and error, a malformed
+    line only the error."""
 
     id: str
     custom_id: str | None
@@ -71,7 +71,7 @@ class _Streamed(msgspec.Struct):
 
 
 async def answered(line: BatchLine, ask: Ask) -> BatchResult:
-    """Ask for a line's answer. Whatever is wrong with the line is its error."""
+    """Answer one line. Malformed lines become errors."""
     result_id = f"batch_req_{uuid.uuid4().hex}"
     try:
         request = read_line(line)
@@ -110,7 +110,7 @@ def read_line(line: BatchLine) -> BatchRequest:
 
 
 def streamed(body: msgspec.Raw) -> bool:
-    """Whether a body asks for a stream. The route refuses bodies that are malformed."""
+    """Whether a body asks for a stream. Malformed bodies are left to the route to refuse."""
     try:
         return bool(msgspec.json.decode(body, type=_Streamed).stream)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,6 +1,6 @@
-"""Requests without a connection: a body to the response of a route's own handler.
+"""Calls a route's handler without a connection.
 
-In: a path, and a body as a client would send it. Out: the same response, errors included.
+In: a path and a body. Out: the response that a client would get, errors included.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Route = Callable[[Request], Awaitable[Response]]
 
 
 def asker(routes: Mapping[str, Route], least_urgent: int | None = None) -> Ask:
-    """A function that asks routes. `least_urgent`: the priority of requests that have less."""
+    """Make a function that calls routes. `least_urgent`: requests run at this priority or a lower
+    one."""
 
     async def ask(path: str, body: bytes, request_id: str) -> Response:
         if path not in routes:

@@ -1,7 +1,7 @@
-"""Files and batches in a folder, which processes of a server share and which outlives them.
+"""Persistent store of files and batches in a directory that the server's processes share.
 
-In: contents and objects. Out: the same by id. An object is a JSON file that is replaced whole. Ids
-are checked before they become names of files. Must not know HTTP, nor how batches run.
+In: contents and objects. Out: the same by id. An object is a JSON file, replaced atomically. Ids
+are validated before they become file names. Must not know HTTP, or how batches run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The JSON of /v1/files and /v1/batches, as OpenAI's clients read it."""
+"""JSON objects of /v1/files and /v1/batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FileObject(msgspec.Struct):
 
 
 class Counts(msgspec.Struct):
-    """Lines of a batch."""
+    """Line counts of a batch."""
 
     total: int
     completed: int = 0

@@ -1,7 +1,7 @@
-"""The parts of an assistant's answer as a message, and as deltas of a stream.
+"""One chat choice as a message, and as deltas of a stream.
 
-In: the text of one answer, whole or in pieces. Out: a message or deltas. Both come from the same
-parser, so a stream adds up to the message. Must not know engines or HTTP.
+In: generated text, whole or in pieces. Out: a message or deltas. Both come from the same parser, so
+a stream adds up to the message. Must not know engines or HTTP.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jengine.text.chat_parser import (
 )
 from jengine.text.reasoning_tokens import ReasoningTokens
 
-# Under which of its two names reasoning is sent.
+# Names under which reasoning is sent: `reasoning`, `reasoning_content`.
 ReasoningFields = Sequence[str]
 
 
@@ -44,13 +44,13 @@ class ChatAnswer:
         self._fields = reasoning_fields
         self._shows_reasoning = shows_reasoning
         self.calls_tools = False
-        self._arguments: dict[int, list[str]] = {}  # of each call
-        self._reasons = False  # shown or not
-        # The request has named the function: then its call is no reason of the model's to stop.
+        self._arguments: dict[int, list[str]] = {}  # by call
+        self._reasons = False  # whether any reasoning was generated, shown or not
+        # With a function named in tool_choice, the finish reason stays "stop".
         self._names_function = names_function
-        self._forces_calls = forces_calls  # then content is there, and empty
+        self._forces_calls = forces_calls  # then content is "" rather than null
         self.counter = counter
-        self.thoughts: list[str] = []  # all reasoning, shown or not; where there is no counter
+        self.thoughts: list[str] = []  # reasoning texts, shown or not, for lack of a counter
 
     def parts(self, new: CompletionOutput, *, ends: bool) -> list[ChatPart]:
         """Feed a text delta and return the message parts that can no longer change. `ends`: it is

@@ -1,4 +1,4 @@
-"""A stream of chat answers: outputs in, events out. All of it together equals the whole answer."""
+"""SSE chunks of chat completions. Together they equal the whole response."""
 
 from __future__ import annotations
 

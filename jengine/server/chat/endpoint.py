@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: a conversation in, the next message out, whole or streamed."""
+"""POST /v1/chat/completions, JSON or streamed."""
 
 from __future__ import annotations
 
@@ -173,8 +173,8 @@ def forced_calls(request: ChatRequest) -> StructuredOutputsParams | None:
 
 
 def _written(schema: Mapping[str, Any]) -> StructuredOutputsParams:
-    """Constrain to a JSON schema, with no whitespace but a space after commas and colons: models
-    write calls as they know them, and short limits hold whole ones."""
+    """Constrain to a JSON schema without whitespace except one space after commas and colons: the
+    form in which models write calls, and which fits short token limits."""
     return StructuredOutputsParams(json={**schema, "x-guidance": SEPARATED})
 
 

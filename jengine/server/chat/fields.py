@@ -1,4 +1,4 @@
-"""The fields of a request for a chat completion, and what is checked before any work is done."""
+"""Fields of chat completion requests, and checks made before any work is done."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jengine.server.formats.field_ranges import ToolChoice, Tools
 from jengine.server.formats.sampling_fields import CommonFields, check_common
 from jengine.server.settings import ServerSettings
 
-# A message as OpenAPI tells it. What it really may be is checked where the template gets it.
+# Schema of a message in /openapi.json. Messages are validated when they are rendered.
 MESSAGE = {
     "type": "object",
     "required": ["role", "content"],
@@ -58,7 +58,7 @@ class ChatRequest(CommonFields, kw_only=True):
     continue_final_message: bool | None = None
     return_prompt_text: bool | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
-    # Taken and without effect, as in other servers.
+    # Accepted without effect, as in other servers.
     service_tier: str | None = None
     store: bool | None = None
     metadata: dict[str, Any] | None = None
@@ -151,7 +151,7 @@ def _check_tools(request: ChatRequest, settings: ServerSettings) -> None:
             "as {'type': 'function', 'function': {'name': ...}}.",
             param="tool_choice",
         )
-    # response_format is for text, and a forced call has none.
+    # response_format constrains text, which a forced call has none of.
     if request.forces_calls and request.structured_outputs:
         raise ApiError(
             400,

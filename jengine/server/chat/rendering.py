@@ -1,7 +1,7 @@
-"""A request's conversation as the text that its template makes of it.
+"""Renders a request's conversation by the chat template.
 
 In: a checked request, the engine's template and the server's settings. Out: text with special
-tokens in it. Runs in a lane. Must not know tokens.
+tokens in it. Runs in a thread pool. Must not know tokens.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class ChatTexts:
         settings = service.settings
         self.request = request
         self._service = service
-        self.prompt = ""  # as the template wrote it, once it has
+        self.prompt = ""  # rendered prompt, once known
         self.reasoning_parser = settings.reasoning_parser
         # Forced calls are plain JSON, whatever the model's own format is.
         own_format = request.offers_tools and not request.forces_calls
@@ -38,7 +38,7 @@ class ChatTexts:
         self._format = LogprobFormat(service.live.engine.tokenizer, as_ids=as_ids)
         last = (request.messages or [{}])[-1]
         self.role = settings.response_role if request.opens_answer else str(last.get("role"))
-        # The part of the last message that the answer continues, if it is to be repeated.
+        # Prefix of the answer to echo: the continued last message.
         content = last.get("content") if request.echo and last.get("role") == self.role else ""
         self.echoed = content if isinstance(content, str) else ""
 

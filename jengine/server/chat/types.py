@@ -1,4 +1,4 @@
-"""The bodies of responses and chunks of /v1/chat/completions."""
+"""Response bodies and chunks of /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ChatResponse(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | None = None
     prompt_text: str | None = None
     kv_transfer_params: dict[str, Any] | None = None
-    ec_transfer_params: None = None  # encoders are not apart from their decoders
+    ec_transfer_params: None = None  # encoders are never disaggregated here
     metrics: PerRequestMetrics | None = None
 
 

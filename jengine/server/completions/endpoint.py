@@ -1,4 +1,4 @@
-"""POST /v1/completions: prompts in, continuations out, whole or streamed."""
+"""POST /v1/completions, JSON or streamed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class CompletionJob:
             for prompt in prompts:
                 prompt["cache_salt"] = self.request.cache_salt
         params = [self._params(prompt) for prompt in prompts]
-        for one in params[:1]:  # all have the same grammar
+        for one in params[:1]:  # all prompts share one grammar
             await check_grammar(self.service.live, one, format_field(self.request))
         return Prepared(prompts, params, self.request.priority or 0, self.adapter)
 
@@ -119,7 +119,7 @@ class CompletionProgress:
         self.begun = False
         self.ended = False
         self.tokens = 0
-        self.offset = 0  # of the next token in the text
+        self.offset = 0  # text offset of the next token
 
 
 class CompletionChunks:
@@ -136,7 +136,7 @@ class CompletionChunks:
         self.plain = ChoiceEvents(CompletionChunk(**self.head, choices=[]))
         self.n = request.n or 1
         self.progress: dict[int, CompletionProgress] = {}
-        self.prompts: dict[int, RequestOutput] = {}  # the last output of each
+        self.prompts: dict[int, RequestOutput] = {}  # latest output per prompt
 
     async def of(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
         """Yield all events except the final [DONE]; the events of one output are joined."""

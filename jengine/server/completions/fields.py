@@ -1,4 +1,4 @@
-"""The fields of a request for completions, and what is checked before any work is done."""
+"""Fields of completion requests, and checks made before any work is done."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jengine.server.settings import ServerSettings
 class CompletionRequest(CommonFields, kw_only=True):
     """The body of POST /v1/completions."""
 
-    prompt: Prompt | None = None  # which of them it is, `prompts_of` decides
+    prompt: Prompt | None = None  # narrowed by `prompts_of`
     suffix: str | None = None
     logprobs: AmountOrAll | None = None
 

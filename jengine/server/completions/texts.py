@@ -1,6 +1,6 @@
-"""The text, tokens and log-probabilities of a completion, with its prompt where that is echoed.
+"""Renders completions: text, tokens and log-probabilities, with the prompt if it is echoed.
 
-In: outputs of the engine. Out: choices. The same functions write whole answers and streams.
+In: outputs of the engine. Out: choices. Shared by JSON responses and streams.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CompletionTexts:
         if as_ids is None:
             as_ids = service.settings.return_tokens_as_token_ids
         self._format = LogprobFormat(self.tokenizer, as_ids=as_ids)
-        # With max_tokens=0 the one token that the engine makes is not part of the answer.
+        # With max_tokens=0 the engine generates one token, which is dropped.
         self.scores_only = bool(request.echo) and request.max_tokens == 0
 
     def choice(self, index: int, output: RequestOutput, one: CompletionOutput) -> CompletionChoice:
@@ -51,7 +51,8 @@ class CompletionTexts:
         return self.prompt_text(output) + text if echo else text
 
     def prompt_text(self, output: RequestOutput) -> str:
-        """The prompt's text: as given, or detokenized. Empty beside its ids, as in vLLM."""
+        """The prompt's text: as given, or detokenized. Empty if its ids are returned, as in
+        vLLM."""
         if self.request.return_token_ids:
             return ""
         if output.prompt is not None:
@@ -73,5 +74,5 @@ class CompletionTexts:
             tokens = [*output.prompt_token_ids, *tokens]
             tables = [*(output.prompt_logprobs or []), *tables]  # type: ignore[misc]
         if self.request.logprob_token_ids:
-            count = -1  # all that each table has
+            count = -1  # all entries of each table
         return self._format.completion(tokens, tables, count, offset)

@@ -1,4 +1,4 @@
-"""The bodies of responses and chunks of /v1/completions."""
+"""Response bodies and chunks of /v1/completions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CompletionResponse(msgspec.Struct, kw_only=True):
     system_fingerprint: str | None = None
     usage: Usage
     kv_transfer_params: dict[str, Any] | None = None
-    ec_transfer_params: None = None  # encoders are not apart from their decoders
+    ec_transfer_params: None = None  # encoders are never disaggregated here
     metrics: PerRequestMetrics | None = None
 
 

@@ -1,4 +1,4 @@
-"""Requests that ask for a beam search: what is refused, and the BeamSearchParams they make."""
+"""Beam search requests: unsupported fields are refused, the rest becomes BeamSearchParams."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_beams(request: CommonFields) -> None:
 def beam_search_params(
     request: CommonFields, defaults: Mapping[str, Any], max_tokens: int
 ) -> BeamSearchParams:
-    """The request's search: n beams."""
+    """Build BeamSearchParams, with n beams."""
     temperature = request.temperature
     if temperature is None:
         temperature = defaults.get("temperature", USUAL_TEMPERATURE)

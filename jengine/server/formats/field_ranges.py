@@ -1,5 +1,5 @@
-"""Ranges of request fields for /openapi.json, except those of sampling parameters, whose table has
-them. Must not know what a field means."""
+"""Ranges of request fields for /openapi.json, except sampling parameters (see `Parameter`). Must
+not know what a field means."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Log-probabilities as the two endpoints write them.
+"""Log-probabilities in the forms of /v1/completions and /v1/chat/completions.
 
-In: tables of an output, one for each token, the token itself first. Out: structs. JSON has no
-infinity, so -inf becomes -9999; NaN is an error, since null would hide broken logits.
+In: tables of an output, one per token, the token itself first. Out: structs. JSON has no infinity,
+so -inf becomes -9999; NaN is an error, since null would hide broken logits.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ class LogprobFormat:
     def completion(
         self, token_ids: Sequence[int], tables: Sequence[Table | None], count: int, offset: int = 0
     ) -> CompletionLogprobs:
-        """The entries of a completion's tokens, `count` of the likeliest with each (-1: all).
+        """Format a completion's tokens, each with its `count` top tokens (-1: all).
 
-        A token's own entry is always among the likeliest, with the very same number.
+        The token itself is always among them, with the identical number.
         """
         result = CompletionLogprobs([], [], [], [])
         for token, table in zip(token_ids, tables, strict=True):
@@ -113,9 +113,9 @@ class LogprobFormat:
     def chat(
         self, token_ids: Sequence[int], tables: Sequence[Table], count: int | None
     ) -> ChatLogprobs:
-        """The entries of a message's tokens, with `count` of the likeliest each (-1: all); None:
-        with all that the tables have. As in vLLM the token itself is always among them, and first:
-        of tokens that are less likely than `count` others, the last of those is left out."""
+        """Format a message's tokens, each with at most `count` tokens of its table (-1 or None:
+        all). As in vLLM the token itself is always the first; if it is not in the top `count`, it
+        replaces the last of them."""
         return ChatLogprobs(
             [
                 self._chat_token(token, table, count)
@@ -125,7 +125,7 @@ class LogprobFormat:
 
     def _chat_token(self, token: int, table: Table, count: int | None) -> TokenLogprob:
         own, decoded = self._text(token, table[token]), table[token].decoded_token
-        # Its bytes are those of its text, also where it is written as an id.
+        # Bytes of the text, even if the token is written as an id.
         own_bytes = _bytes(own if decoded is None else decoded)
         most = None if count is None or count < 0 else count
         top = [
@@ -135,7 +135,7 @@ class LogprobFormat:
         return TokenLogprob(own, finite(table[token].logprob), own_bytes, top)
 
     def _top(self, table: Table, count: int) -> dict[str, float]:
-        # The token itself comes first, so of several tokens with one text it is the one kept.
+        # The token itself comes first, so it wins over tokens with equal text.
         top: dict[str, float] = {}
         for place, (token, entry) in enumerate(table.items()):
             if count < 0 or place <= count:

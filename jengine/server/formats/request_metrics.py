@@ -1,4 +1,4 @@
-"""The times of one request, which its response carries with --enable-per-request-metrics.
+"""Per-request timings in responses (--enable-per-request-metrics).
 
 In: the last output of a request. Out: durations in milliseconds, with vLLM's names.
 """

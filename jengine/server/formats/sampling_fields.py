@@ -1,7 +1,7 @@
-"""Fields that requests for completions and chats share, and the SamplingParams they make.
+"""Fields shared by completion and chat requests, and the SamplingParams they make.
 
-In: decoded JSON. Out: SamplingParams or BeamSearchParams, and Tokenization. A field that is null is
-unset everywhere: then the model's generation settings decide, else the API's default.
+In: decoded JSON. Out: SamplingParams or BeamSearchParams, and Tokenization. null means unset
+everywhere: then the model's generation settings apply, else the API's default.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from jengine.server.formats.structured import structured_outputs
 from jengine.server.settings import ServerSettings
 from jengine.text.tokenization import Tokenization, checked_tokenization
 
-# Fields that SamplingParams has by the same name.
+# Fields with the same name in SamplingParams.
 SAMPLING = tuple(given_on(PARAMETERS, Given.TEXT))
-# Fields of features that are not built; SamplingParams refuses values that ask for something.
+# Fields of unsupported features; SamplingParams refuses values other than the neutral one.
 UNBUILT = (
     "best_of", "watermarking",
 )  # fmt: skip
@@ -82,11 +82,11 @@ class CommonFields(SampledFields, kw_only=True):
     user: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: dict[str, Any] | None = None
-    vllm_xargs: dict[str, Any] | None = None  # plain data for logits processors of the engine
+    vllm_xargs: dict[str, Any] | None = None  # for host logits processors
     kv_transfer_params: dict[str, Any] | None = None  # for the engine's KV connector
     use_beam_search: bool | None = None
     length_penalty: float | None = None
-    # Known, and refused by SamplingParams where they ask for something.
+    # Unsupported; SamplingParams refuses values other than the neutral one.
     best_of: int | None = None
     watermarking: bool | None = None
     prompt_embeds: Any = None
@@ -123,7 +123,7 @@ def check_common(request: CommonFields, settings: ServerSettings) -> None:
         )
     _check_salt(request.cache_salt)
     check_beams(request)
-    structured_outputs(request)  # refused before any work is done
+    structured_outputs(request)  # validated before any work is done
 
 
 def _check_salt(salt: str | None) -> None:
@@ -164,9 +164,9 @@ def sampling_params(
         return beam_search_params(request, defaults, chosen["max_tokens"])
     named = {name: getattr(request, name) for name in (*SAMPLING, *UNBUILT)}
     if named["logprob_token_ids"]:
-        chosen["logprobs"] = None  # the number that the request gives with them says nothing
+        chosen["logprobs"] = None  # the request's number is ignored
     else:
-        named["logprob_token_ids"] = None  # no ids are as none: that number counts
+        named["logprob_token_ids"] = None  # an empty list means unset
     given = {name: value for name, value in named.items() if value is not None}
     usual = {name: value for name, value in defaults.items() if name != "max_tokens"}
     chosen.setdefault("structured_outputs", structured_outputs(request))

@@ -1,5 +1,4 @@
-"""Constraints on the form of an answer (`response_format`, `structured_outputs`), as
-StructuredOutputsParams.
+"""Output constraints (`response_format`, `structured_outputs`) as StructuredOutputsParams.
 
 In: these fields. Out: parameters, or an error that names the field. Must not know how grammars are
 compiled.

@@ -1,4 +1,4 @@
-"""Token counts of an answer, as responses have them."""
+"""Token usage of responses."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def usage(
 ) -> Usage:
     """Build a Usage.
 
-    Args:
-        untold: leave out the details (`cached`, `created`, `reasoning`).
+    `untold`: value of details that are not given: None (null, in JSON responses) or UNSET (absent,
+    in streams).
     """
     added = untold if created is None else created
     return Usage(

@@ -1,1 +1,1 @@
-"""What HTTP itself needs: keys, limits, bodies, event streams, sockets. Knows no endpoint."""
+"""HTTP without endpoints: authentication, limits, bodies, event streams, sockets."""

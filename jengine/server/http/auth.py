@@ -1,8 +1,8 @@
-"""Who may call a route: an ASGI middleware that denies by default.
+"""Authentication: an ASGI middleware that denies by default.
 
-In: requests, and the routes' own declarations. Out: the request, or 401 or 403. A path that is not
-declared public needs a key, also one that does not exist. All keys are compared, each in constant
-time, so that timing tells nothing about them.
+In: requests, and the access that each route declares. Out: the request, or 401 or 403. Every path
+that is not declared public needs a key, unknown paths included. The given key is compared with all
+keys, each in constant time.
 """
 
 from __future__ import annotations

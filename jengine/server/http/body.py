@@ -1,7 +1,7 @@
-"""A request's JSON body as a struct, checked by type.
+"""Decodes JSON bodies to structs.
 
-In: a request and a msgspec struct all of whose fields may be null, which means unset. Out: the
-struct, and the names of fields that it does not have. Errors name the field by its path.
+In: a request and a msgspec struct whose fields are all nullable (null means unset). Out: the
+struct, and the names of undeclared fields. Errors name the field by its path.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 _WHERE = re.compile(r" - at `\$\.?(.*)`$")
 _HARMLESS = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MOST_NAMED = 16
-# Seconds in which a body must arrive, once its head has.
+# Seconds for a body to arrive after its head.
 BODY_TIMEOUT = 60.0
-# Bytes of a body above which a thread decodes and measures it: the loop goes on in between.
+# Larger bodies are decoded in a thread, so as not to block the event loop.
 DECODED_HERE = 256 * 1024
 
 
@@ -104,7 +104,7 @@ def decoded(body: bytes, kind: type[T]) -> tuple[T, Ignored]:
     As in vLLM, numbers and booleans may be written as text ("16"), and integers as 16.0: clients
     whose language has one kind of number, or templates that quote, send them so.
     """
-    body = body.removeprefix(codecs.BOM_UTF8)  # of editors and shells of Windows
+    body = body.removeprefix(codecs.BOM_UTF8)  # as editors and shells of Windows write
     try:
         value = msgspec.json.decode(body, type=kind, strict=False)
         given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])

@@ -1,9 +1,9 @@
-"""Writes stream chunks straight to the connection.
+"""Writes stream chunks directly to the transport.
 
-In: the scope and the `send` of a request. Out: a function that sends a part of the body and waits
-while the client's buffer is full. Head and end of the response go through ASGI `send`. Our protocol
-offers the transport: h11 keeps no state of body chunks, but costs more per chunk than everything
-else together. Other servers, and tests, have `send` only.
+In: a request's scope and ASGI `send`. Out: a function that sends a part of the body, with
+backpressure. Head and end of the response go through ASGI `send`. Our protocol offers the
+transport: h11 keeps no state for body chunks, but costs more per chunk than everything else
+together. Under other servers and in tests there is only `send`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 
 from starlette.types import Scope, Send
 
-# Where the short way is among the extensions of a scope.
+# Key of the write function in the scope's extensions.
 EXTENSION = "jengine.chunks"
 Write = Callable[[bytes], Awaitable[None]]
 

@@ -1,4 +1,4 @@
-"""Work that ends when its client leaves. Starlette cancels nothing but streams by itself."""
+"""Cancels work whose client disconnects. Starlette itself cancels only streams."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The events of a stream as bytes; the part that all chunks of an answer share is encoded once.
+"""Encodes SSE events; the constant fields of a response's chunks are encoded once.
 
-In: the chunk of an answer without choices, then choices. Out: events. The bytes are those of a
-whole chunk with that choice.
+In: a chunk without choices, then choices. Out: the same bytes as of whole chunks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""multipart/form-data: a body of fields and one file, as HTML forms and clients of OpenAI send it.
+"""Parser of multipart/form-data.
 
-In: the bytes of a body and its content type. Out: fields by name, and the content of the file.
+In: a body and its content type. Out: fields and files by name.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def form_parts(body: bytes | mmap, content_type: str) -> list[FormPart]:
             "boundary, as `curl -F file=@speech.wav` sends it.",
         )
     line = b"--" + (found[1] or found[2]).encode("latin-1", "replace")
-    # Where the lines between parts begin and end.
+    # Start and end of each boundary line.
     marks = [(0, len(line))] if body[: len(line)] == line else []
     at = body.find(b"\r\n" + line)
     while at >= 0 and len(marks) <= MOST_PARTS:

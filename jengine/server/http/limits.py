@@ -1,11 +1,10 @@
-"""Limits of a request's head and body, checked before anything reads it: an ASGI middleware.
+"""Limits of request heads and bodies, enforced by an ASGI middleware.
 
-In: every request. Out: the same request with a body that ends in an error once it is too long, or
-431, 413. uvicorn's h11 bounds the bytes of a head while it arrives; it does not count headers.
+In: every request. Out: the request with a body that raises once it is too long, or 431 or 413.
+uvicorn's h11 bounds the bytes of a head while it arrives, but does not count headers.
 
-A client that still sends when the connection closes sees a broken pipe instead of its 413, and
-sends all of it again. So some of what follows is read and dropped first, as HTTP servers do
-("lingering close").
+A client that is still sending when the connection closes sees a broken pipe instead of the 413, and
+retries. So some of the rest is read and dropped first ("lingering close").
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ from jengine.server.errors import ApiError
 from jengine.server.http.root_path import route_path
 from jengine.server.settings import ServerSettings
 
-# The route whose bodies go to a file.
+# Uploads go to a file and have a limit of their own.
 UPLOADS = "/v1/files"
-# What is dropped of a body that is too large: so many times the limit, for so long, and no more
-# once nothing has come for a moment.
+# Lingering close: drop at most this multiple of the limit, for so long, until a silence of so long.
 DROPPED_TIMES, DROPPING_S, SILENCE_S = 4, 5.0, 0.3
 
 
@@ -85,12 +83,13 @@ def bounded(receive: Receive, most: int) -> Receive:
 
 
 def expects_leave(scope: Scope) -> bool:
-    """Whether the client sends its body only after "100 Continue", which reading would answer."""
+    """Whether the request has an Expect header (100-continue): reading its body would send the
+    100."""
     return any(name == b"expect" for name, _ in scope["headers"])
 
 
 async def drop_rest(receive: Receive, most: int) -> None:
-    """Read a body on and forget it, within the limits above and `most` bytes."""
+    """Read and drop at most `most` bytes of a body, within the time limits above."""
     try:
         async with asyncio.timeout(DROPPING_S):
             while most > 0:
@@ -99,7 +98,7 @@ async def drop_rest(receive: Receive, most: int) -> None:
                 if not message.get("more_body"):
                     return
     except TimeoutError:
-        pass  # it sends slowly, or nothing: it can read the refusal while it does
+        pass  # a slow or silent client can read the refusal
 
 
 def too_large(most: int) -> ApiError:

@@ -1,6 +1,6 @@
-"""The socket of a server, opened before the engine is loaded, and the URL for people.
+"""The server's listening socket, opened before the engine is loaded, and its URL.
 
-In: settings. Out: a listening socket, or an error that says what to change.
+In: settings. Out: a socket, or an error that says what to change.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""GET /openapi.json: the routes and the fields of their bodies, made from the structs.
+"""GET /openapi.json, generated from the route table and the structs that bodies are decoded to.
 
-In: the table of routes, and a body that each type of them may be. Out: an OpenAPI document. It
-cannot differ from what is decoded.
+In: the table of routes, an example per body type. Out: an OpenAPI document.
 """
 
 from __future__ import annotations

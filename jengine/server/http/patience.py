@@ -1,6 +1,6 @@
-"""uvicorn's h11 protocol, with a limit on how long the head of a request may take to arrive.
+"""uvicorn's h11 protocol with a timeout for request heads.
 
-It also offers streams a short way to the connection.
+Also offers the transport to streams (`chunked`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jengine.server.http.chunked import offer
 
-# Seconds from the first byte, or the connection, to the end of a request's head.
+# Seconds from the connection, or a request's first byte, to the end of its head.
 HEAD_TIMEOUT = 10.0
 
 

@@ -1,7 +1,7 @@
-"""What a request's headers say: its id and its deadline.
+"""Request id and deadline from a request's headers.
 
-In: headers, which anyone may have written. Out: an id that is safe in logs, a time on the event
-loop's clock. Must not know bodies.
+In: untrusted headers. Out: an id that is safe in logs, a deadline on the event loop's clock. Must
+not know bodies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The path under which a proxy publishes this server, with the prefix or without it."""
+"""The path prefix under which a proxy publishes this server (`--root-path`)."""
 
 from __future__ import annotations
 

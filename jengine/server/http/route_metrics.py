@@ -1,7 +1,7 @@
-"""Metrics of HTTP: how many requests there were and how long they took, by route.
+"""HTTP metrics: number and duration of requests, by route.
 
-An ASGI layer outside all others, so that refused requests count as well. Labels are routes, never
-paths that a client chose: a request that reached no route has the handler "none".
+A middleware outside limits and authentication, so that refused requests count as well. Labels are
+routes, never client-chosen paths: a request that matched no route has the handler "none".
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# Questions about the server itself, which would drown everything else.
+# Probes, which would outnumber everything else.
 UNCOUNTED = frozenset({"/metrics", "/health", "/load", "/ping", "/version"})
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 COARSE = (0.1, 0.5, 1)

@@ -1,9 +1,9 @@
-"""Server-sent events: a response whose chunks come as the engine makes them.
+"""Server-sent events: a response whose chunks are sent as the engine makes them.
 
-In: an async iterator of encoded chunks. Out: an ASGI response. The first chunk is waited for before
-anything is sent, so that what fails until then is an ordinary HTTP error; only keep-alive comments
-end that wait early. Later errors are sent within the stream. When the client leaves, the iterator
-is closed at once.
+In: an async iterator of encoded chunks. Out: an ASGI response. Nothing is sent before the first
+chunk, so earlier failures are ordinary HTTP errors, unless a keep-alive comment is due before.
+Later errors are sent within the stream. When the client disconnects, the iterator is closed at
+once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Chunks = AsyncGenerator[bytes, None]
 
 
 class EventStream(Response):
-    """SSE response. The first chunk may be known already, or its client have left."""
+    """SSE response. The first chunk may be complete already, or its client have disconnected."""
 
     media_type = "text/event-stream"
 
@@ -110,7 +110,7 @@ async def stream_response(receive: Receive, chunks: Chunks, keep_alive: float) -
             first.result()
     except BaseException:
         await ended(first, leaving)
-        with suppress(RuntimeError):  # it is being closed already
+        with suppress(RuntimeError):  # already being closed
             await chunks.aclose()
         raise
     return EventStream(first, chunks, leaving, keep_alive)

@@ -1,6 +1,6 @@
-"""How much text a request may hold, checked before anything reads it. Must not know any endpoint.
+"""Limits on the text in a request, checked before anything reads it. Must not know endpoints.
 
-In: a decoded body. Out: nothing, or 400 with the field, the limit, and how to set it.
+In: a decoded body. Out: nothing, or 400 with the field, the limit, and the flag that raises it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from jengine.server.errors import ApiError
 
-# Fields whose texts are no text to the model: media, which have limits of their own.
+# Media fields, which have limits of their own.
 MEDIA = frozenset({"url", "data", "image_url", "image", "video", "file_data", "prompt_embeds"})
 
 
@@ -37,7 +37,7 @@ class TextLimits:
         for name in ("messages", "input"):
             self.check_messages(getattr(body, name, None), name)
         if size <= self.chars:
-            return  # a character is a byte at least
+            return  # a character takes at least one byte
         for field in msgspec.structs.fields(type(body)):
             if field.name not in MEDIA:
                 self._check_field(getattr(body, field.name), field.encode_name)

@@ -1,1 +1,1 @@
-"""/v1/messages in the form of Anthropic's API, over the chat's parts."""
+"""Anthropic's /v1/messages, implemented on chat completions."""

@@ -1,4 +1,4 @@
-"""The fields of a request to /v1/messages, and the chat request it amounts to."""
+"""Fields of /v1/messages requests, and their conversion to chat requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jengine.server.formats.field_ranges import Salt
 from jengine.server.formats.sampling_fields import CommonFields
 from jengine.server.messages.input import chat_messages
 
-# Fields of the chat request -> fields of this one, for errors.
+# Chat field -> field of this API, for errors.
 CHAT_NAMES = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
@@ -75,7 +75,7 @@ class MessagesRequest(SampledRequest, kw_only=True):
     stream: bool | None = None
     cache_salt: Salt | None = None
     vllm_xargs: dict[str, Any] | None = None
-    # Taken and without effect, as in other servers.
+    # Accepted without effect, as in other servers.
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
 

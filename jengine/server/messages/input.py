@@ -1,7 +1,7 @@
-"""Messages made of content blocks, as Anthropic's clients send them, as the messages of a chat.
+"""Converts Anthropic's messages to chat messages.
 
-In: decoded JSON, of which only the outer type was checked. Out: messages, or 400 with the path of
-what is wrong.
+In: decoded JSON whose inner types are unchecked. Out: messages, or 400 with the path of the
+offending value.
 """
 
 from __future__ import annotations

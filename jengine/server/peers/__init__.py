@@ -1,1 +1,1 @@
-"""Several API processes as one server: what they share, and what they ask each other."""
+"""Several API processes as one server: shared counters, and calls between them."""

@@ -1,7 +1,7 @@
-"""Numbers that each API process writes and all may read, in shared memory.
+"""Counters of all API processes in shared memory.
 
-In: this process's places in the queue, its phase, a beat. Out: sums over all processes, and the
-worst phase. Every number has one writer, so there is no lock; a reader may be a moment late.
+In: this process's queue places, phase and heartbeat. Out: sums over all processes, and the worst
+phase. Every number has one writer, so there is no lock; reads may be slightly stale.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from pathlib import Path
 
 from jengine.server.phase import Phase
 
-BYTES = 8  # of a number
+BYTES = 8  # per number
 
 
 class BoardField(IntEnum):
     """A counter that each API process has on the board."""
 
     TAKEN = 0  # completions that run or wait
-    WAITING_TOKENS = 1  # of prompts without an output
+    WAITING_TOKENS = 1  # prompt tokens without an output yet
     PHASE = 2  # index in WORST_LAST
     BEAT = 3  # milliseconds of the system's monotonic clock
     STUCK = 4  # cores that make no progress with this process's requests
 
 
-# A server is what the last of its processes' phases in this order says.
+# The server's phase is its processes' last one in this order.
 WORST_LAST = (
     Phase.SERVING, Phase.DEGRADED, Phase.STARTING, Phase.DRAINING, Phase.STALLED, Phase.DEAD,
 )  # fmt: skip
@@ -98,7 +98,7 @@ class Board:
         stalled; 0: never."""
         worst = max(self._numbers[BoardField.PHASE :: len(BoardField)])
         beats = [*self._numbers[BoardField.BEAT :: len(BoardField)]]
-        beats[self.index] = now = _now()  # this one runs, or it could not ask
+        beats[self.index] = now = _now()  # this process is running
         if silence > 0 and now - min(beats) > silence * 1000:
             worst = max(worst, WORST_LAST.index(Phase.STALLED))
         return WORST_LAST[worst]

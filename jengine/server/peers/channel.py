@@ -1,7 +1,7 @@
-"""The connections between API processes: one question and one reply each, over local sockets.
+"""Calls between API processes: one request and one reply per connection, over Unix sockets.
 
-In: questions. Out: the answers of all other processes. The sockets are in a folder that only this
-user may enter. Everything runs on the event loop. Must not know what questions mean.
+In: questions. Out: the answers of all other processes. The sockets are in a directory of this user
+only. Everything runs on the event loop. Must not know what questions mean.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jengine.wire.message import Question
 
 logger = logging.getLogger(__name__)
 MOST_BYTES = 256 * 2**20
-# Seconds that another process is given for an answer that needs no step.
+# Timeout in seconds of answers that do not wait for a step.
 SECONDS = 5.0
 A = TypeVar("A")
 Handler = Callable[[Question[Any]], Awaitable[Any]]
@@ -48,7 +48,7 @@ class Peers:
             return None
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            # The asker has left, or this process ends.
+            # The caller has disconnected, or this process is shutting down.
             with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 _, asked = await _read(reader)
                 await _write(writer, *await _reply(handler, asked))

@@ -1,4 +1,4 @@
-"""What API processes ask each other, as msgpack. No pickle.
+"""Messages between API processes, as msgpack. No pickle.
 
 In: questions and answers. Out: bytes, and back. Must not know sockets.
 """
@@ -47,11 +47,11 @@ class PausePeer(Question[None], frozen=True):
     """Stop stepping for this process's requests."""
 
     mode: PauseMode
-    refusal: str | None = None  # of requests that come meanwhile
+    refusal: str | None = None  # error for requests that arrive meanwhile
 
 
 class ResumePeer(Question[None], frozen=True):
-    """Run steps again."""
+    """Resume stepping."""
 
 
 class LoadAdapter(Question[str], frozen=True):

@@ -1,1 +1,1 @@
-"""Endpoints of pooling models: embeddings, classes, scores and rankings of prompts."""
+"""Endpoints of pooling models: embeddings, classification, scores and reranking."""

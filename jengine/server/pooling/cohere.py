@@ -1,6 +1,6 @@
-"""POST /v2/embed: embeddings in Cohere's shapes, with the named prompts of the model.
+"""POST /v2/embed: Cohere's embedding API.
 
-`input_type` names a text that the model's files put before queries, passages and the like.
+`input_type` chooses a prefix, such as for queries or passages, that the model's files define.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bodies of requests to pooling models, and what of them every endpoint checks."""
+"""Fields of pooling requests, and the checks that all endpoints share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jengine.server.formats.inputs import one_kind
 from jengine.server.settings import ServerSettings
 from jengine.text.tokenization import Tokenization, checked_tokenization
 
-# As `Prompt`, or a conversation, or several of them.
+# As `Prompt`, or one or several conversations.
 Input = (
     Text
     | Annotated[
@@ -36,7 +36,7 @@ Input = (
         ),
     ]
 )
-# One text, or several; an object is of models that see pictures.
+# One or several texts; objects are multimodal inputs.
 Texts = str | dict[str, Any] | list[str | dict[str, Any]]
 ENCODINGS = ("float", "base64", "bytes", "bytes_only")
 DTYPES = ("float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2")

@@ -1,6 +1,6 @@
-"""One request of a pooling model being answered: its prompts in, its body out.
+"""One pooling request, from its prompts to its response body.
 
-Every endpoint is a job with a way to make its body of what was pooled.
+Every endpoint is a job that formats the pooled results.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PoolingJob:
         check_common(request)
         self.service = service
         self.request = request
-        self.given: msgspec.Struct = request  # with what is pooled
+        self.given: msgspec.Struct = request  # including the inputs
         self.model, self.adapter = service.live.adapters.checked(request.model)
         self.pooling = Pooling(service.live.front, "server")
         self.task = task

@@ -1,4 +1,4 @@
-"""POST /score and /rerank: how well queries and documents fit."""
+"""POST /score and /rerank: relevance of documents to queries."""
 
 from __future__ import annotations
 

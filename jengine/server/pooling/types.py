@@ -1,4 +1,4 @@
-"""The bodies of responses of pooling models."""
+"""Response bodies of pooling models."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class PromptUsage(msgspec.Struct):
 
     @classmethod
     def of(cls, usage: Usage) -> PromptUsage:
-        """Without what is told of generated tokens."""
+        """Drop the counts of generated tokens."""
         return cls(usage.prompt_tokens, usage.total_tokens)
 
 

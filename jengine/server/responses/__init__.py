@@ -1,1 +1,1 @@
-"""/v1/responses, over the chat's parts."""
+"""OpenAI's /v1/responses, implemented on chat completions."""

@@ -1,7 +1,7 @@
-"""/v1/responses: a conversation as items in, a response with items out, whole or streamed.
+"""/v1/responses: input items in, output items out, JSON or streamed.
 
-A response is answered as the chat that it amounts to. Finished ones are kept for a while, so that
-clients can ask for them and go on from them.
+A response runs as the equivalent chat completion. Finished ones are stored for a while, for GET and
+previous_response_id.
 """
 
 from __future__ import annotations

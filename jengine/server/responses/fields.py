@@ -1,4 +1,4 @@
-"""The fields of a request to /v1/responses, what is refused, and the chat request it amounts to."""
+"""Fields of /v1/responses requests, what is refused, and their conversion to chat requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jengine.server.formats.sampling_fields import CommonFields
 from jengine.server.settings import ServerSettings
 
 LOGPROBS = "message.output_text.logprobs"
-# What `include` may name besides log-probabilities: results of tools that are not built in here.
+# Accepted in `include` without effect: results of tools that are not built in.
 _WITHOUT_EFFECT = {
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
@@ -23,7 +23,7 @@ _WITHOUT_EFFECT = {
     "reasoning.encrypted_content",
     "web_search_call.action.sources",
 }
-# Fields of the chat request -> fields of this one, for errors.
+# Chat field -> field of this API, for errors.
 CHAT_NAMES = {
     "messages": "input",
     "response_format": "text.format",
@@ -72,7 +72,7 @@ class ResponsesRequest(CommonFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     conversation: Any = None
     prompt: Any = None
-    # Taken and without effect, as in other servers.
+    # Accepted without effect, as in other servers.
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

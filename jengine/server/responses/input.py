@@ -1,7 +1,7 @@
-"""Input items of the Responses API as the messages of a chat.
+"""Converts input items of the Responses API to chat messages.
 
-In: decoded JSON, of which only the outer type was checked. Out: messages, or 400 with the path of
-what is wrong. Output items of earlier responses are input items, too.
+In: decoded JSON whose inner types are unchecked. Out: messages, or 400 with the path of the
+offending value. Output items of earlier responses are valid input items.
 """
 
 from __future__ import annotations

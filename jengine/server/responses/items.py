@@ -1,8 +1,7 @@
 """Output items of a response under construction, and their stream events.
 
-In: the parts of an answer in order. Out: items, and events without their numbers. A complete
-response uses the same code and drops the events, so that a stream adds up to it. Must not know
-engines or HTTP.
+In: the parts of an answer in order. Out: items, and events without sequence numbers. JSON responses
+use the same code and drop the events, so a stream adds up to them. Must not know engines or HTTP.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class OutputItems:
         self.items: list[Item] = []
         self._texts: list[str] = []  # of the open item
         self._logprobs: list[Any] = []  # of the open item
-        self._waiting: list[Any] = []  # log-probabilities of tokens whose text is held back
+        self._waiting: list[Any] = []  # of tokens whose text is held back
         self._is_open = False
 
     def add(self, part: ChatPart) -> Iterator[Event]:

@@ -1,7 +1,7 @@
-"""One response while its answer comes: the same steps for a whole response and for a stream.
+"""Builds one response incrementally, for JSON and streams alike.
 
-In: outputs of the engine. Out: events, and the response object with its items and counts, which is
-also what the store keeps. Must not know HTTP.
+In: outputs of the engine. Out: events, and the response object with its items and usage, which is
+also what is stored. Must not know HTTP.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jengine.server.responses.types import (
 )
 from jengine.server.serving.response_store import ResponseStore
 
-# How the engine ended an answer -> the status of the response; others are completed.
+# Finish reason -> response status; others are completed.
 _STATUSES = {"length": "incomplete", "abort": "cancelled"}
 
 
@@ -50,7 +50,7 @@ class ResponseProgress:
         self._items = OutputItems()
         self._output: RequestOutput | None = None
         self._tokens = 0
-        self._reasoning: int | None = None  # tokens, once they are counted
+        self._reasoning: int | None = None  # once counted
         self._is_prepared = self._over = False
 
     def prepared(self, params: SamplingParams, texts: ChatTexts) -> None:

@@ -17,13 +17,13 @@ class InputDetails(msgspec.Struct):
 
 
 class OutputDetails(msgspec.Struct):
-    """How many tokens of the answer are reasoning."""
+    """Reasoning tokens of the answer."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(msgspec.Struct):
-    """How many tokens were read and written."""
+    """Token usage."""
 
     input_tokens: int
     input_tokens_details: InputDetails

@@ -50,7 +50,7 @@ class Slept(msgspec.Struct):
 
 
 class Woken(msgspec.Struct):
-    """Whether the engine is fully awake, and the tags that were woken."""
+    """Whether the engine is fully awake, and the requested tags."""
 
     status: str
     tags: list[str] | None
@@ -95,8 +95,7 @@ async def is_paused(service: Service, http: Request) -> Response:
 
 
 async def sleep(service: Service, http: Request) -> Response:
-    """Offload weights and KV cache until /wake_up: ?level=, ?tags=, ?mode= for open requests,
-    ?new_requests=."""
+    """Offload weights and KV cache until /wake_up: ?level=, ?tags=, ?mode=, ?new_requests=."""
     query = http.query_params
     try:
         level = int(query.get("level", "1"))

@@ -1,7 +1,7 @@
-"""Health, version and load: routes that anyone may call, and that never wait for a step.
+"""Health, version and load: public routes that never wait for a step.
 
-/health is an alarm, /health/ready says where to send requests. Where one of several cores has died
-or stalled the first is red and the second green: the others take all requests.
+/health is for alarms, /health/ready for routing. With one of several cores dead or stalled, /health
+is 503 and /health/ready 200, as the other cores take all requests.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Health(msgspec.Struct, omit_defaults=True):
     running: int
     waiting: int
     last_step_age_s: float | None
-    progress: str | None = None  # of the engine's start
-    problem: str | None = None  # of one of several cores, or of what reads requests
+    progress: str | None = None  # start-up progress
+    problem: str | None = None  # of a core or a tokenizing pool
 
 
 class Version(msgspec.Struct):
@@ -40,8 +40,7 @@ class Load(msgspec.Struct):
 
 
 async def health(service: Service, http: Request) -> Response:
-    """200 if everything is well; 503 while starting, draining, stalled or dead, or if any core or
-    request reader is."""
+    """200 if all is well; 503 while starting, draining, degraded, stalled or dead."""
     body = await state_of(service)
     return json_response(body, 200 if body.status == Phase.SERVING.value else 503)
 
@@ -53,7 +52,7 @@ async def ready(service: Service, http: Request) -> Response:
 
 
 async def state_of(service: Service) -> Health:
-    """Body of both responses."""
+    """Body of /health and /health/ready."""
     service.check_alive()
     counts = await service.current_counts()
     return Health(
@@ -67,7 +66,7 @@ async def state_of(service: Service) -> Health:
 
 
 async def live(service: Service, http: Request) -> Response:
-    """200 while this process must not be restarted: it responds and its engine lives."""
+    """200 unless this process should be restarted (liveness)."""
     service.check_alive()
     body = Health(service.phase.value, 0, 0, service.last_step_age)
     return json_response(body, 200 if service.phase.is_live else 503)

@@ -1,7 +1,7 @@
 """GET /metrics.
 
-In: the service. Out: Prometheus' text of all API processes, which never waits for a step: it shows
-what the core said last.
+In: the service. Out: Prometheus text over all API processes. Never waits for a step: shows the
+cores' last reported counts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: what this server has."""
+"""GET /v1/models and /v1/models/{id}."""
 
 from __future__ import annotations
 

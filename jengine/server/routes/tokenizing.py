@@ -68,7 +68,7 @@ async def tokenize(service: Service, http: Request) -> Response:
                     400, "messages with images: their tokens depend on the images. Leave them out.",
                     param="messages",
                 )  # fmt: skip
-            special = bool(request.add_special_tokens)  # the template writes them
+            special = bool(request.add_special_tokens)  # the template adds special tokens
             ignore(http, unread)
         rendering.text_limits.check_text(text, "prompt" if request.prompt else "messages")
         ids, shown = tokenizer.encode(text, special), None
@@ -112,7 +112,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, str):
-        return None if value.startswith("/") else value  # a path of this machine
+        return None if value.startswith("/") else value  # hide paths of this host
     if isinstance(value, dict):
         return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

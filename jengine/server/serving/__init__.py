@@ -1,1 +1,1 @@
-"""What runs while the server does: the engine behind a queue, its health, its end."""
+"""The running server without HTTP: the engine behind a queue, health monitoring, shutdown."""

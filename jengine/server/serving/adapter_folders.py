@@ -1,6 +1,6 @@
-"""Which folders may be loaded as LoRA adapters while the server runs: those below given ones.
+"""Restricts which folders may be loaded as LoRA adapters at run time.
 
-In: settings, and what a client sent. Out: a folder, or an error that names none. Must not know what
+In: settings, and a client's path. Out: a folder, or an error that reveals none. Must not know what
 an adapter is.
 """
 
@@ -15,7 +15,7 @@ from jengine.weights.resolve import in_hub
 
 
 def allowed_folders(dirs: Sequence[str], modules: Sequence[str]) -> list[Path]:
-    """The folders that hold adapters: `--lora-dirs`, or those with the ones of `--lora-modules`."""
+    """`--lora-dirs` if given, else the parent folders of `--lora-modules`."""
     if dirs:
         return [Path(one) for one in dirs]
     paths = [one.lora_path for one in adapter_modules(modules)]
@@ -29,7 +29,7 @@ def adapter_folder(allowed: Sequence[Path], given: str) -> str:
         folder = place / given  # an absolute path stays as it is
         inside = "\0" not in given and folder.resolve().is_relative_to(place.resolve())
         if inside and (Path(given).is_absolute() or folder.exists()):
-            return str(folder.absolute())  # which is no name of a repository
+            return str(folder.absolute())  # absolute, so that it is never a Hub repository's name
     raise ApiError(
         400,
         "lora_path: expected a folder below one of those that the server allows. It is started "

@@ -1,9 +1,8 @@
-"""Admission: places in the bounded queue, taken before any work is done for a request.
+"""Admission control: a bounded queue, entered before any work is done for a request.
 
-In: how many completions and prompt tokens a request brings. Out: a ticket that holds their places
-until it is released, or 503 with Retry-After. Used on the event loop only, so it needs no lock. The
-limits hold for all API processes together; between processes that take places at the same moment
-they may be exceeded by one request each.
+In: a request's number of completions and prompt tokens. Out: a ticket that holds its places until
+released, or 503 with Retry-After. Event loop only, so no lock. The limits hold for all API
+processes together; processes that admit at the same moment may each exceed them by one request.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class AdmissionBounds:
     def __init__(self, most: int, most_tokens: int | None, board: Board) -> None:
         self.most = most
         self.most_tokens = most_tokens
-        self.board = board  # of the places that all API processes have taken
-        self.rejections: Counter[str] = Counter()  # by the setting that refused them
+        self.board = board  # counters of all API processes
+        self.rejections: Counter[str] = Counter()  # by the setting that refused
 
     @property
     def taken(self) -> int:
@@ -71,7 +70,7 @@ class AdmissionBounds:
         """Refuse a prompt if too many prompt tokens wait already."""
         waiting = self.board.total(BoardField.WAITING_TOKENS)
         if self.most_tokens is None or not waiting:
-            return  # an empty queue takes any prompt: it could never enter otherwise
+            return  # an empty queue takes any prompt, or a long one could never enter
         if waiting + tokens > self.most_tokens:
             self.rejections["max_num_queued_tokens"] += 1
             raise ApiError(

@@ -1,7 +1,7 @@
-"""The end of a server: open requests finish, what is left is aborted, then the process may go.
+"""Graceful shutdown: open requests finish, the rest is aborted after a timeout.
 
-In: a service. Out: nothing runs any more. New requests get 503 meanwhile and the ready probe fails,
-so that a load balancer picks another server.
+In: a service. Out: no open requests. Meanwhile new requests get 503 and the readiness probe fails,
+so that load balancers pick another server.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jengine.server.serving.service import Service
 
 logger = logging.getLogger(__name__)
 GLANCE = 0.02
-# Seconds in which aborted requests get their last chunk.
+# Seconds for aborted requests to send their last chunk.
 GRACE = 2.0
 
 
@@ -35,7 +35,7 @@ async def drain(service: Service) -> None:
 
 
 async def emptied(service: Service, seconds: float) -> bool:
-    """Wait at most `seconds` until no request is open. Return whether that is so."""
+    """Wait at most `seconds` until no request is open. Returns whether none is."""
     end = asyncio.get_running_loop().time() + seconds
     while service.open_requests and service.phase is not Phase.DEAD:
         if asyncio.get_running_loop().time() >= end:

@@ -1,7 +1,6 @@
-"""Operations on all API processes of a server, from whichever one a request has reached.
+"""Operations on all API processes of a server, from whichever one received the request.
 
-In: a service. Out: the same for this process and all others. A server of one process sends no
-questions.
+In: a service. Out: the operation's effect or result over all processes.
 """
 
 from __future__ import annotations

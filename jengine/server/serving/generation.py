@@ -1,7 +1,7 @@
-"""One HTTP request being answered: admitted, prepared, generated, and given up when it must be.
+"""Answers one HTTP request: admission, preparation, generation, cancellation.
 
-In: a job, which knows its endpoint's JSON. Out: the response, whole or as a stream. Everything that
-both kinds of answers share is here: places in the queue, deadlines, disconnects, failed outputs.
+In: a job, which knows its endpoint's JSON. Out: a JSON response or a stream. Shared by both: queue
+places, deadlines, disconnects, failed outputs.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from jengine.server.settings import ServerSettings
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=msgspec.Struct)
 
-# Tokens of a whole answer above which the event loop does not write it itself.
+# Responses of more tokens are encoded in a thread, not on the event loop.
 WRITTEN_HERE = 2000
-# The outputs of a request's prompts as they grow, each with its prompt's index.
+# (prompt index, output) as they grow.
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 Write = Callable[[Sequence[RequestOutput]], Response]
-# Those of one prompt.
+# Outputs of one prompt.
 AnyStream = AsyncGenerator[RequestOutput, None]
 
 
@@ -57,7 +57,7 @@ class Prepared(NamedTuple):
     """Prompts and parameters that a job submits to the engine."""
 
     prompts: Sequence[TokensPrompt]
-    params: Sequence[SamplingParams | BeamSearchParams | PoolingParams]  # one for each prompt
+    params: Sequence[SamplingParams | BeamSearchParams | PoolingParams]  # per prompt
     priority: int = 0
     adapter: LoRARequest | None = None
 
@@ -65,7 +65,7 @@ class Prepared(NamedTuple):
 class EndpointJob(Protocol):
     """A decoded and validated request of one endpoint."""
 
-    client_id: str  # as the client gave it, for the header of the response
+    client_id: str  # the client's id, for the response header
     request_id: str
     stream: bool
     places: int  # completions, over all prompts
@@ -128,12 +128,12 @@ async def answer(
 def arrival_of(http: Request) -> Arrival:
     """Arrival time, `traceparent` and requested data-parallel rank."""
     rank = http.headers.get("X-data-parallel-rank", "")
-    replica = int(rank) if rank.isdecimal() else None  # as vLLM's: what is no number says nothing
+    replica = int(rank) if rank.isdecimal() else None  # as in vLLM, ignored if malformed
     return Arrival(time.monotonic(), http.headers.get("traceparent"), replica)
 
 
 async def written(job: EndpointJob, finals: Sequence[RequestOutput]) -> bytes:
-    """Encode the JSON body; a long answer is parsed in a thread."""
+    """Encode the JSON body, a long one in a thread."""
 
     def write() -> bytes:
         return msgspec.json.encode(job.whole(finals))

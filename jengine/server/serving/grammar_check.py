@@ -1,4 +1,4 @@
-"""Compiles what a request's answer must follow before the request enters the engine, off the loop.
+"""Compiles a request's grammar off the event loop, before the request enters the engine.
 
 In: sampling parameters. Out: nothing, or an error that names the request's field.
 """

@@ -1,7 +1,7 @@
-"""Fields of requests that no endpoint knows: counted, and named in the log.
+"""Unknown request fields: counted, and logged once per name.
 
-In: names as clients sent them. Out: a count, and one warning per name. Such requests are answered,
-as OpenAI's clients and others send fields of their own.
+In: field names. Out: a count, and one warning per name. Such requests are served, since clients
+send fields of their own.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import logging
 from collections.abc import Iterable
 
 logger = logging.getLogger(__name__)
-# Fields by which vLLM took grammars once. It ignores them since, and so do its clients' answers.
+# Former fields of vLLM's guided decoding, ignored there too.
 REMOVED = frozenset(
     f"guided_{name}"
     for name in ("json", "regex", "choice", "grammar", "decoding_backend", "whitespace_pattern")
 )
-# Names that the log tells, at most: clients choose them.
+# Limit of logged names, which clients choose.
 MOST_TOLD = 100
 
 
@@ -36,7 +36,7 @@ class IgnoredFields:
 
 
 def tell(name: str) -> None:
-    """Log a name that has not been seen before."""
+    """Log a new unknown name."""
     if name in REMOVED:
         logger.warning(
             "A request has the field %s, which is ignored: it has been removed, and its answer is "

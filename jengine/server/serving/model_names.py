@@ -1,4 +1,4 @@
-"""The names under which a model is served.
+"""Served model names.
 
 In: an engine, and the names given on the command line. Out: whether a request's `model` is one of
 them. Must not know HTTP.

@@ -1,8 +1,8 @@
-"""The monitor: notices while the server runs that its engine has died or makes no progress, and
-logs the engine's statistics also while it is idle.
+"""The monitor: notices that the engine has died or stalled, and logs its statistics also while it
+is idle.
 
-In: a service. Out: its phase, and a dump of all stacks when the engine stalls. It runs on the event
-loop; what may wait for the engine runs in a thread, one look at a time.
+In: a service. Out: its phase, and a dump of all stacks when the engine stalls. Runs on the event
+loop; calls that may wait for the engine run in a thread, one at a time.
 """
 
 from __future__ import annotations

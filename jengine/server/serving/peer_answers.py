@@ -1,4 +1,4 @@
-"""What this process answers when another API process of the same server asks.
+"""Handles calls of the server's other API processes.
 
 In: a service and a question. Out: the answer as plain data. Must not know sockets.
 """

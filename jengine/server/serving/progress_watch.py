@@ -1,8 +1,7 @@
-"""Whether the engine makes progress: steps go on in each of its cores while work is scheduled.
+"""Whether the engine makes progress: each core's step counter advances while it has requests.
 
-In: an engine, looked at from time to time. Out: seconds since the last sign of progress, and the
-cores that are stuck. That a socket answers is no sign of it: an engine may be stuck in a step and
-answer all the same.
+In: an engine, sampled periodically. Out: seconds since the last progress, and stuck cores. An
+answering socket is no sign of progress: a core stuck in a step still answers.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Sequence
 from jengine.assembly.engine import Engine
 from jengine.engine.core_state import PartState
 
-# A step that waits for its program may take so many times the limit: minutes, for a large model.
+# Multiple of the limit for a step that waits for a compile: minutes, for a large model.
 COMPILING = 10
 
 
@@ -29,7 +28,7 @@ class ProgressWatch:
         self._engine = engine
         self._paused = paused
         self._clock = clock
-        self._seen: dict[str, tuple[int, float]] = {}  # core -> its steps, and since when
+        self._seen: dict[str, tuple[int, float]] = {}  # core -> (its steps, last advance)
 
     def look(self) -> None:
         """Sample the step counters. Never blocks."""

@@ -1,8 +1,8 @@
-"""Prompts of requests to token ids, off the event loop and with a deadline.
+"""Renders and tokenizes prompts off the event loop, with a deadline.
 
-In: texts, token ids or conversations. Out: TokensPrompts that fit the model's context. Short texts
-are tokenized in threads of this process; long ones, lists of texts, and templates that a request
-brings, in processes that can be killed; what brings media has threads of its own.
+In: texts, token ids or conversations. Out: TokensPrompts that fit the context. Short texts are
+tokenized in threads; long ones, lists of texts, and a client's own templates in processes that can
+be killed; media in threads of their own.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from jengine.text.tokenization import Tokenization
 from jengine.text.tokenizer import SHORT, Tokenizer
 
 THREADS = 2
-FEWEST, MOST = 2, 8  # processes for long texts, between which their number is that of cores
-# Memory of a process for long texts: at least, and by the characters that a text may have.
+FEWEST, MOST = 2, 8  # bounds of the number of processes for long texts, one per CPU core
+# Memory limit of these processes: minimum, and bytes per allowed character.
 LEAST_BYTES, CHAR_BYTES = 2**30, 512
 
 
@@ -36,7 +36,7 @@ class Rendering:
     def __init__(
         self, prompts: PromptRenderer, limits: TextLimits, timeout: float, fronts: int = 1
     ) -> None:
-        """`fronts`: number of API processes that share the processor's cores."""
+        """`fronts`: number of API processes that share the CPU cores."""
         self.text_limits = limits
         self._prompts = prompts
         processes = min(max((os.cpu_count() or 1) // fronts, FEWEST), MOST)
@@ -98,7 +98,7 @@ class Rendering:
     ) -> TokensPrompt:
         """Expand image placeholders and attach the processed images."""
         if not images and not options:
-            return prompt  # as nearly always
+            return prompt  # the usual case
         return await self.media.run(self._prompts.with_images, prompt, images, options)
 
     async def text_of(self, tokens: list[int]) -> str:

@@ -1,7 +1,7 @@
-"""Responses that later requests may ask for or go on from: bounded in number, size and time.
+"""Stored responses, for GET and previous_response_id: bounded in number, bytes and age.
 
-In: a response and the items of its conversation. Out: the same by id, until it has expired or
-newer ones needed the room. Used on the event loop only, so it needs no lock.
+In: a response and the items of its conversation. Out: the same by id, until expired or evicted.
+Event loop only, so no lock.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ResponseStore(Generic[R]):
         self._most_bytes = most_bytes
         self._seconds = seconds
         self._clock = clock
-        self._stored: OrderedDict[str, StoredResponse[R]] = OrderedDict()  # the oldest first
+        self._stored: OrderedDict[str, StoredResponse[R]] = OrderedDict()  # oldest first
         self.bytes = 0
 
     def __len__(self) -> int:

@@ -1,8 +1,7 @@
-"""The LoRA adapters that a server offers, each under a model name of its own.
+"""LoRA adapters served under model names of their own.
 
-In: names and folders, from flags or from admin routes. Out: the adapter of a request's `model`. An
-adapter that the engine has dropped meanwhile is loaded again with the next request for it. Must not
-know HTTP.
+In: names and folders, from flags or admin routes. Out: the adapter of a request's `model`. An
+adapter that the engine has evicted is reloaded by the next request for it. Must not know HTTP.
 """
 
 from __future__ import annotations

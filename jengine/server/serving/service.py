@@ -1,7 +1,6 @@
-"""The service: where endpoints ask the engine. It owns front, requests, names and admission.
+"""The service: the endpoints' only access to the engine. Owns front, requests, names and admission.
 
-In: rendered prompts with their parameters. Out: outputs as they grow. Endpoints turn JSON into
-these and outputs into JSON; they touch no other part of the engine. Must not know HTTP or JSON.
+In: rendered prompts with their parameters. Out: outputs as they grow. Must not know HTTP or JSON.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from jengine.text.response_template import load_response_template
 
 @dataclass
 class Live:
-    """What a server has while its engine runs."""
+    """The server's parts while its engine runs."""
 
     engine: Engine
     front: Front
@@ -67,10 +66,10 @@ class Service:
         self.settings = settings
         self.peers = peers or Peers(Board.alone())
         self.phase = Phase.STARTING
-        self.progress: str | None = None  # of the engine's start, for people
+        self.progress: str | None = None  # start-up progress, for people
         self.watch: ProgressWatch | None = None  # of the engine's progress
-        self.problem: str | None = None  # of one of several cores, for people
-        self.counts = Counts()  # as last known
+        self.problem: str | None = None  # a core's problem, for people
+        self.counts = Counts()  # last known
         self.registry = process_registry()  # of the metrics
         self.ignored_fields = IgnoredFields()
         self.responses: ResponseStore[Any] = ResponseStore(
@@ -78,11 +77,11 @@ class Service:
             -(-settings.max_stored_response_bytes // self.peers.count),
             settings.response_store_seconds,
         )
-        # Of a model of the shortest context, until the engine's is known.
+        # Minimum limits, until the engine's context length is known.
         self.text_limits = TextLimits.of(settings.max_text_chars, settings.max_messages, 0)
         self._live: Live | None = None
-        # Suffixes of request ids, unlike those of other processes. Random bytes for each would let
-        # other threads take the interpreter from the event loop.
+        # Suffixes make request ids unique over all processes. A counter, since fetching random
+        # bytes per request releases the GIL.
         self._salt, self._numbers = secrets.token_hex(4), itertools.count()
 
     def note_progress(self, words: str) -> None:
@@ -94,7 +93,7 @@ class Service:
         settings = self.settings
         if "hf" in (settings.reasoning_parser, settings.tool_call_parser):
             tokenizer = engine.session.input_processor.prompts.required_tokenizer()
-            load_response_template(tokenizer.response_template)  # refused now, not per request
+            load_response_template(tokenizer.response_template)  # fails now rather than per request
         names = ModelNames.of(engine, settings.served_model_name)
         self.text_limits = TextLimits.of(
             settings.max_text_chars, settings.max_messages, engine.schedule.max_model_len
@@ -239,7 +238,7 @@ class Service:
     @property
     def server_phase(self) -> Phase:
         """Worst phase of all API processes."""
-        if self.phase is Phase.DRAINING:  # others may have drained and ended
+        if self.phase is Phase.DRAINING:  # other processes may have exited already
             return self.phase
         return self.peers.board.worst_phase(self.settings.stall_timeout)
 

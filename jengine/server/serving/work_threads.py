@@ -1,8 +1,8 @@
-"""Lanes: threads for one kind of work each, so that no kind waits for another.
+"""Lanes: a thread pool per kind of work, so that no kind waits for another.
 
-In: functions. Out: what they return; 503 for what waited and never began, 400 for what took too
-long. A thread cannot be ended: long and doubtful work is done by confined processes, which are
-killed with their errand, and its thread only waits for them.
+In: functions. Out: their results; 503 for calls that never started, 400 for calls that took too
+long. Threads cannot be killed, so long and untrusted work runs in confined processes, for which the
+thread only waits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jengine.confined.errand import Errand, GivenUp
 from jengine.server.errors import ApiError
 
 T = TypeVar("T")
-# Seconds after its deadline in which work that heeds it has ended.
+# Seconds after its deadline by which work that checks it has ended.
 GRACE = 5.0
 GLANCE = 0.05
 
@@ -55,14 +55,14 @@ class ThreadLane:
         try:
             try:
                 async with asyncio.timeout(self._seconds):
-                    return await asyncio.wrap_future(job)  # cancels the job if it has not begun
+                    return await asyncio.wrap_future(job)  # cancels a job that has not begun
             except TimeoutError:
                 return await self._late(job, begun)
         except GivenUp:
             self.given_up += job.done()
             raise
         finally:
-            if not job.done() and begun:  # its request has been cancelled
+            if not job.done() and begun:  # cancelled by its request
                 begun[0].cancel()
                 self.given_up += 1
 
@@ -102,4 +102,4 @@ class ThreadLane:
                 await asyncio.wait((result,), timeout=left)
             return result.result()
         finally:
-            result.cancel()  # else asyncio logs an error that is never retrieved
+            result.cancel()  # else asyncio logs an unretrieved error
