@@ -20,7 +20,7 @@ class AnswerPiece:
     """Increment of an answer. `total`: all completion tokens so far, where a server counts them."""
 
     text: str = ""
-    thought: str = ""  # of the model's reasoning, which is no part of the answer
+    thought: str = ""  # reasoning, which is not part of the answer
     tokens: int = 0
     total: int | None = None
     prompt_tokens: int | None = None
@@ -104,6 +104,6 @@ def stream_answer(
                 thinking = bool(piece.thought) or (thinking and not piece.text)
                 write(answer.take(piece))
         except KeyboardInterrupt:
-            answer.interrupted = answer.finish_reason is None  # else it was complete
+            answer.interrupted = answer.finish_reason is None  # else the answer was complete
     answer.seconds = time.perf_counter() - answer.began
     return answer

@@ -49,7 +49,7 @@ examples:
   jengine bench serve ./model --max-num-seqs 64 --max-concurrency 64 --against engine
   jengine bench serve demo --clock-model 10 --max-concurrency 64
 """
-# Defaults of the flags that only this command has.
+# Defaults of this command's own flags.
 DEFAULTS: dict[str, Any] = {
     "workload": "mixed",
     "trace": None,
@@ -73,7 +73,7 @@ DEFAULTS: dict[str, Any] = {
 }
 # Kinds with a page of charts -> the module that draws it.
 PAGES = {"growth": "jengine.bench.growth", "serve": "jengine.bench.serve.report"}
-# The least that a number may be.
+# Minimum values.
 LEAST = {
     **dict.fromkeys(("repeats", "num_prompts", "input_len", "output_len", "batch_size", "n"), 1),
     **dict.fromkeys(("num_iters", "steps", "rows", "contexts", "running"), 1),
@@ -184,7 +184,7 @@ def check(arguments: argparse.Namespace) -> None:
     if arguments.kind != "serve":
         refuse_load_flags(arguments)
     without = arguments.kind == "host" or arguments.from_file is not None
-    # bench serve asks a server that runs, or starts one for a model.
+    # bench serve connects to a running server, or starts one for a model.
     if arguments.kind != "serve" and (arguments.model is None) != without:
         problem = "needs a model" if arguments.model is None else "has no model"
         raise ConfigError(f"bench {arguments.kind} {problem}: {USAGE}")

@@ -34,7 +34,7 @@ from pallas_kernels.cpu.compiler import NoKernels
 if TYPE_CHECKING:
     from jengine.cli.main import OpenLLM
 
-# Settings that change no compiled program.
+# Settings that do not affect compiled programs.
 OUTSIDE_PROGRAMS = ("tokenizer", "chat_template", "show_progress", "disable_log_stats")
 
 
@@ -45,13 +45,13 @@ def save(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -
     file = Path(arguments.file)
     if file.exists() and not arguments.overwrite:
         raise ConfigError(f"{file} exists already; --overwrite replaces it.")
-    if not file.absolute().parent.is_dir():  # before the engine starts, which takes long
+    if not file.absolute().parent.is_dir():  # checked before the engine starts, which is slow
         raise ConfigError(f"{file}: there is no folder {file.absolute().parent}; make it first.")
     settings = checked_settings(arguments)
     directory = cache_directory(settings["compilation_config"].get("cache_dir"))
     with used_entries(directory) as used, open_llm(arguments.model, **settings) as llm:
         llm.wait_until_warm()
-        # The first answer compiles small programs outside the step, such as transfers.
+        # The first request compiles small programs outside the step, such as transfers.
         short = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
         llm.generate([{"prompt_token_ids": [0]}], short, use_tqdm=False)
         programs = llm.stats().programs
@@ -71,7 +71,7 @@ def save(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -
 def described(arguments: argparse.Namespace, settings: dict[str, Any], directory: Path) -> Manifest:
     """The bundle's manifest, without entries."""
     compilation = dict(settings["compilation_config"])
-    compilation.pop("cache_dir", None)  # a path of this machine
+    compilation.pop("cache_dir", None)  # local path
     given = {**settings, "compilation_config": compilation}
     shown = {
         name: value for name, value in given.items() if value != {} and name not in OUTSIDE_PROGRAMS

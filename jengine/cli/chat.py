@@ -55,7 +55,7 @@ HELP = '''\
 A line that ends in \\ goes on in the next; """ opens and closes a block of lines.
 Begin with a space to send a line that starts with a slash. Ctrl-C stops an answer.'''
 DROPPED = "(stopped before it began; the message is dropped)"
-RENDER_SECONDS = 10.0  # to make a prompt of a conversation, as in a server
+RENDER_SECONDS = 10.0  # time limit of a chat template, as in a server
 COMMANDS = ("/reset", "/system", "/stats", "/save", "/help", "/exit")
 
 
@@ -75,7 +75,7 @@ def add_flags(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
     given: dict[str, Any] = {"max_tokens": None, **sampling_arguments(arguments)}
-    # Refuses wrong settings before the engine starts, which takes long.
+    # Validates settings before the engine starts, which is slow.
     SamplingParams(**given)
     if is_url(arguments.model):
         server = open_server(arguments, given)
@@ -161,9 +161,9 @@ class Chat:
     terminal: Terminal
     conversation: ChatConversation
     show_stats: bool = False
-    last: TimedAnswer | None = None  # None: nothing was asked yet, or the last message was dropped
+    last: TimedAnswer | None = None  # None: no message yet, or the last one was dropped
     refused: int = 0
-    leaving: bool = False  # whether the last prompt ended with Ctrl-C
+    leaving: bool = False  # whether Ctrl-C was pressed at the last prompt
     _actions: dict[str, Callable[[str], None]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -236,7 +236,7 @@ class Chat:
         try:
             self.ask(message.strip())
         except KeyboardInterrupt:
-            # If the answer was there and kept, only what is written below it is cut short.
+            # An answer that was kept has only its speed line cut short.
             unanswered = self.conversation.drop_unanswered() or self.last is None
             self.terminal.note(f"\n{DROPPED}" if unanswered else "")
         except (RequestError, CapacityError, ServerFailed) as error:

@@ -34,7 +34,7 @@ SCHEMES = (
     "--kv-cache-dtype int8",
     "--kv-cache-dtype fp8",
 )
-# Of a comparison with torch only.
+# Options of a comparison with torch only.
 UNUSED = ("save_bundle", "torch_python")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 BLOCK = '"""'
 PROMPT, MORE = ">>> ", "... "
-# Shows a prompt, returns a line, raises EOFError at the end.
+# Shows a prompt and returns a line; raises EOFError at end of input.
 ReadLine = Callable[[str], str]
 
 

@@ -25,8 +25,7 @@ def few_requests(
     result = dict(settings)
     if most is not None:
         result.setdefault("max_num_seqs", most)
-    # In strict mode nothing may be compiled later, so everything is compiled at the start; in
-    # deterministic mode there is one program only.
+    # Strict mode compiles everything at start; deterministic mode has a single program.
     if not result.get("strict") and not result.get("deterministic"):
         given = result.get("compilation_config", {})
         usual = {"variants": [variant(sampling)]}
@@ -40,7 +39,7 @@ def models_sampling(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     options = EngineArgs.checked("jengine", model=model, **settings).hub
     folder = resolve_model(model, replace(options, wanted=SETTINGS))
-    # numpy comes with it, which `--help` does without.
+    # imports numpy, which `--help` avoids
     reader = importlib.import_module("jengine.weights.generation_config")
     return reader.read_generation_config(folder)
 

@@ -22,16 +22,16 @@ from jengine.errors import ConfigError
 from jengine.sampling_params import PARAMETERS, SamplingParams
 
 SAMPLING_HELP = {name: one.help for name, one in PARAMETERS.items() if one.help}
-# vLLM's setting for what `executor` says here: ray means the same, mp and uni ask for nothing.
+# vLLM's name of `executor`: ray means the same, mp and uni change nothing.
 BACKEND = "distributed_executor_backend"
-# vLLM's settings that have no effect, but for those that the server's own flags are named like.
+# vLLM's settings without effect here, except those named like server flags.
 IDLE = {
     name: default
     for why, names in WITHOUT_EFFECT.items()
     for name, default in names.items()
     if why != SERVERS
 }
-# Read from one field but meant for both: a request is repeated with the seed that was given.
+# In both settings: a request is repeated with the given seed.
 SHARED = ("seed",)
 
 
@@ -63,7 +63,7 @@ def add_engine_flags(
 def renamed_form(name: str, ours: str) -> dict[str, Any]:
     """argparse options for vLLM's flag of a setting that has another name here."""
     kind = field_types(EngineArgs)[ours]
-    if bool in (kind, *get_args(kind)) or name in CONVERTED:  # which is a switch in vLLM
+    if bool in (kind, *get_args(kind)) or name in CONVERTED:  # a switch in vLLM
         return form_of(True)
     return flag_settings(ours, kind)
 
@@ -89,8 +89,8 @@ def add_sampling_flags(parser: Parser, leave_out: Sequence[str] = (), **better_h
 def engine_arguments(
     arguments: argparse.Namespace, only: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Given engine settings, validated before an engine is started. `only`: those that the command
-    took by add_engine_flags; its own flags may have names of other settings."""
+    """Given engine settings, validated before an engine is started. `only`: names passed to
+    add_engine_flags; the command's own flags may share names with other settings."""
     given = given_engine_settings(arguments)
     if only is not None:
         given = {name: value for name, value in given.items() if name in only}

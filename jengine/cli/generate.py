@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from jengine.cli.main import OpenLLM
     from jengine.outputs import RequestOutput
 
-# The API's default of 16 tokens cuts answers short for a person at a terminal.
+# The API's default of 16 tokens is too short at a terminal.
 MAX_TOKENS = 256
 USAGE = "MODEL [PROMPT ...] [flags]"
 EXAMPLES = """\
@@ -56,7 +56,7 @@ def add_flags(parser: Parser) -> None:
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
     prompts = read_prompts(arguments, terminal)
     given: dict[str, Any] = {"max_tokens": MAX_TOKENS, **sampling_arguments(arguments)}
-    # Refuses wrong settings before the engine starts, which takes long.
+    # Validates settings before the engine starts, which is slow.
     SamplingParams(**given)
     most = given.get("n", 1) if len(prompts) == 1 else None
     settings = engine_arguments(arguments)
@@ -115,7 +115,7 @@ def show_pairs(outputs: list[RequestOutput], terminal: Terminal) -> None:
 def show_json(outputs: list[RequestOutput], terminal: Terminal) -> None:
     """Print each RequestOutput as a JSON line."""
     for output in outputs:
-        # Log-probability tables are lists of dicts only once they are copied.
+        # asdict's copy turns log-probability tables into lists of dicts.
         fields = dataclasses.asdict(output)
         # A log-probability of minus infinity is null: JSON has no infinity.
         terminal.say(msgspec.json.encode(fields).decode())

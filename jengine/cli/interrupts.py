@@ -17,7 +17,7 @@ from jengine.errors import RequestError
 
 @contextmanager
 def interrupts_end_the_process() -> Iterator[None]:
-    """Within, Ctrl-C ends the process, unless the caller has a handler of its own."""
+    """Context in which Ctrl-C ends the process at once, unless the caller handles SIGINT itself."""
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -31,8 +31,8 @@ def interrupts_end_the_process() -> Iterator[None]:
 
 @contextmanager
 def given_up_after(seconds: float, what: str) -> Iterator[None]:
-    """Within, Python code that runs longer than `seconds` gets a RequestError about `what`; only in
-    the main thread and where the system has timers."""
+    """Context that raises RequestError about `what` in Python code that runs longer than `seconds`;
+    only in the main thread and where the system has timers."""
 
     def late(number: int, frame: FrameType | None) -> None:
         raise RequestError(f"{what} took longer than {seconds:g} seconds and was given up.")

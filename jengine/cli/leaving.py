@@ -51,6 +51,6 @@ def leave(status: int) -> NoReturn:
             status = status or OUTPUT_LOST
     logging.shutdown()
     if threading.active_count() > 1 and "jax" in sys.modules:
-        # A thread may be storing a program: a file that is cut short would stay in the cache.
+        # Wait for threads that write compile cache entries: a truncated file would stay there.
         importlib.import_module("jengine.runner.disk.compile_cache").wait_for_writes()
     os._exit(status)

@@ -27,10 +27,10 @@ from jengine.sampling_params import PARAMETERS
 
 Kind = Callable[[str], Any]
 SAMPLED = given_on(PARAMETERS, Given.BENCH)
-# Flags that other benchmarks have too, and where they go.
+# Flags shared with other benchmarks, and the fields that they set.
 SHARED = ("num_prompts", "trace", "seed", "tokenizer")
 LENGTHS = {"input_len": "random_input_len", "output_len": "random_output_len"}
-# Never shown with a result.
+# Kept out of results.
 SECRET = ("api_key", "header")
 SERVER: dict[str, tuple[Kind | None, str]] = {
     "base_url": (str, "the server, instead of --host and --port"),

@@ -109,7 +109,7 @@ def main(
         print(file=terminal.stderr)
         return 130
     except BrokenPipeError:
-        # The reader has closed the pipe, as `head` does. Python would report it again at its exit.
+        # The reader has closed the pipe (`head`). Without this, Python reports it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

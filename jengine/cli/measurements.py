@@ -22,17 +22,17 @@ from jengine.errors import ConfigError
 if TYPE_CHECKING:
     from jengine.cli.main import OpenLLM
 
-# Tokens of prompts and answers, where a benchmark has one length of them.
+# Prompt and output tokens of benchmarks with fixed lengths.
 INPUT_LEN, OUTPUT_LEN = 32, 128
 Measured = tuple[dict[str, Any], str]
-Note = Callable[[str], object]  # shows a line about the progress
+Note = Callable[[str], object]  # shows a progress line
 
 
 def throughput(arguments: argparse.Namespace, open_llm: OpenLLM, note: Note) -> Measured:
     """Tokens per second on a workload; --against alternates with a peer."""
     bench = importlib.import_module("jengine.bench.throughput")
     workloads = importlib.import_module("jengine.bench.workloads")
-    # What is misspelt is said before an engine takes its time to start.
+    # Typos are reported before an engine starts, which is slow.
     items = None if arguments.trace is None else workloads.read_trace(Path(arguments.trace))
     if items is None:
         workloads.named(arguments.workload)
@@ -183,7 +183,7 @@ def token_engine(
     settings = engine_arguments(arguments)
     if variants is not None:
         compilation = settings.get("compilation_config", {})
-        # All programs first, so that nothing is compiled during a measurement.
+        # Compile everything first, so that nothing compiles during a measurement.
         usual = {"variants": variants, "wait_for": "all"}
         settings["compilation_config"] = {**usual, **compilation}
     return {"skip_tokenizer_init": True, **settings}

@@ -1,7 +1,7 @@
-"""`jengine models`: cached models, supported architectures, or how a folder would be read.
+"""`jengine models`: cached models, supported architectures, or how a model folder would be read.
 
-In: a folder, of which config.json and weight headers are read. Out: how its tensors map, or what is
-not understood; and which features work for it, or why not.
+In: a folder, of which config.json and weight headers are read. Out: how its tensors map and which
+features it supports, or why not.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def show_cached(as_json: bool, terminal: Terminal) -> None:
 
 
 def checked(folder: Path) -> dict[str, Any]:
-    """Report how a folder's config.json and tensors map to the model. Raises CheckpointError for
-    what is not understood."""
+    """Report how a folder's config.json and tensors map to the model. Raises CheckpointError if
+    they cannot be mapped."""
     registry = importlib.import_module("jengine.models.registry")
     folders = importlib.import_module("jengine.weights.folder")
     importing = importlib.import_module("jengine.models.importing.imported")
@@ -99,7 +99,7 @@ def checked(folder: Path) -> dict[str, Any]:
         }
     registry.refuse_known(architecture)
     family = importing.ImportedFamily(hf, folders.shapes_of(folder))
-    registry.register_model(family)  # whose features are asked below
+    registry.register_model(family)  # its features are looked up below
     proven = importlib.import_module("jengine.models.importing.proven")
     how = "model_impl='generic'"
     if proven.is_proven(architecture):

@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
         )
         self.stderr = stderr
         self.unbuilt: Mapping[str, str] = {}
-        self.where = ""  # where the words are written, if that is no command line
+        self.where = ""  # source of the words, if not the command line
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse; flags and positional arguments may be interleaved."""

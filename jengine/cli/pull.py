@@ -33,9 +33,9 @@ examples:
   jengine pull org/name-GGUF:Q4_K_M
   jengine pull org/adapter --part adapter
 """
-# They import numpy and tqdm, which help does not need.
+# Imported lazily: they import numpy and tqdm, which help avoids.
 LOCATED, PROGRESS = "jengine.assembly.located", "jengine.assembly.progress"
-# What of a repository is wanted -> its files, given those of weights.
+# --part -> the repository's files, given the load format.
 PARTS = {
     "model": lambda load_format: ModelFiles(load_format=load_format),
     "tokenizer": lambda _: SETTINGS,

@@ -55,7 +55,7 @@ def open_server(arguments: argparse.Namespace, given: dict[str, Any]) -> RemoteM
         raise ConfigError(
             f"{flag_of(own[0])}: the server at {arguments.model} has its own engine settings."
         )
-    # Loads asyncio and TLS, which other commands do without.
+    # Imports asyncio and TLS, which other commands avoid.
     client = importlib.import_module("jengine.client.server")
     server = client.Server(Address.of(arguments.model), client.key_of(known.get("api_key")))
     listed = server.models()
@@ -96,7 +96,7 @@ class RemoteModel:
                     yield AnswerPiece(
                         choice.added,
                         choice.thought,
-                        tokens=0 if choice.opens else 1,  # until the server says how many
+                        tokens=0 if choice.opens else 1,  # estimate until the server reports usage
                         finish_reason=choice.finish_reason,
                     )
 

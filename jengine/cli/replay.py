@@ -37,5 +37,5 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     changed = given_engine_settings(arguments)
     if arguments.model:
         changed["model"] = arguments.model
-    replaying = importlib.import_module("jengine.cli.replaying")  # jax comes with it
+    replaying = importlib.import_module("jengine.cli.replaying")  # imports jax
     return replaying.replay_file(arguments.file, changed, terminal, open_llm)

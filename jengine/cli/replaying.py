@@ -31,7 +31,7 @@ def replay_file(
         engine = llm.engine
         check_fits(recording, engine.schedule, engine.cache)
         engine.wait_until_warm()
-        # No request runs beside the recorded plans.
+        # Runs alone: no request is scheduled besides the recorded plans.
         report = replay(recording, LocalExecutor(engine.runners[0]))
     terminal.say(printed(recording, report))
     return int(bool(report.differences or report.problem))

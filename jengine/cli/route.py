@@ -55,12 +55,12 @@ def add_flags(parser: Parser) -> None:
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: object) -> int:
     """Route until a signal."""
     for url in (*arguments.servers, *arguments.prefill):
-        Address.of(url)  # refused before anything is opened
+        Address.of(url)  # validated before anything is opened
     if arguments.health_every <= 0 or arguments.prefill_seconds <= 0:
         raise ConfigError("--health-every and --prefill-seconds: expected seconds above 0.")
     if arguments.wait_seconds < 0:
         raise ConfigError("--wait-seconds: expected seconds, 0 for not at all.")
-    # Imports numpy, which help does without.
+    # Imports numpy, which help avoids.
     room = importlib.import_module("jengine.routing.app")
     app = room.make_router(
         arguments.servers, arguments.prefill, health_every=arguments.health_every,
@@ -68,6 +68,6 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: object) -> 
         admin_key=arguments.admin_key or None,
     )  # fmt: skip
     terminal.say(f"Routing at http://{arguments.host}:{arguments.port}")
-    # Not uvloop: its transports are no asyncio.Transport, which connections of the client are.
+    # Not uvloop: the client's connections need an asyncio.Transport.
     uvicorn.run(app, host=arguments.host, port=arguments.port, log_level="warning", loop="asyncio")
     return 0

@@ -1,7 +1,7 @@
-"""`jengine run-batch`: a file of requests in OpenAI's batch format in, a file of answers out.
+"""`jengine run-batch`: answers a file of requests in OpenAI's batch format.
 
-In: a model, files or addresses, flags named as in vLLM. Out: the files, and a summary on stderr. A
-batch that was interrupted goes on when the same command is run again.
+In: a model, files or URLs, flags named as in vLLM. Out: result files, and a summary on stderr.
+Running the same command again resumes an interrupted batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ each line of the input:
   {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
    "body": {"messages": [{"role": "user", "content": "What is 23 + 45?"}], "max_tokens": 32}}
 """
-# Settings of the server that concern answers, or where metrics are.
+# Server settings that affect responses, and the metrics address.
 SETTINGS = (
     "host", "port", "served_model_name", "lora_modules", "default_chat_template_kwargs",
     "trust_request_chat_template", "chat_template_content_format", "response_role",
@@ -60,7 +60,7 @@ def add_flags(parser: Parser) -> None:
     parser.add_argument(
         "--enable-metrics", action="store_true", help="serve metrics at --host and --port"
     )
-    # vLLM's flag for what every answer has here.
+    # vLLM's flag: usage is always included here.
     parser.add_argument("--enable-force-include-usage", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
         "--config", metavar="FILE", help="YAML file with flags; those given here go before it"

@@ -27,7 +27,7 @@ from jengine.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
-# The variable with the secret of engines on several hosts.
+# Environment variable with the secret shared by engines on several hosts.
 SECRET = "JENGINE_DATA_PARALLEL_SECRET"  # noqa: S105
 USAGE = "MODEL [flags]"
 EXAMPLES = """\
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
     configure_server_logs(settings.uvicorn_log_level, debug=arguments.debug, process_name=name)
     cores = args.ranks.size if args.replicas_in_processes else 1
     count = api_processes(arguments, args.nodes, cores)
-    # Arrays and tokenizers come with what is imported here.
+    # Lazy imports: these bring numpy and tokenizers.
     if args.nodes.several and arguments.headless:
         return importlib.import_module("jengine.cli.serving.node").serve_node(found(args))
     if count == 0:
@@ -124,7 +124,7 @@ def engine_args(arguments: argparse.Namespace) -> EngineArgs:
     run in processes."""
     given: dict[str, Any] = {"disable_log_stats": False, **engine_arguments(arguments)}
     parser = vars(arguments).get("reasoning_parser")
-    if parser is not None:  # a flag of the server's, and a setting of grammars
+    if parser is not None:  # both a server flag and a grammar setting
         given["reasoning_parser"] = parser
     given.setdefault("data_parallel_backend", replicas_in(given, os.environ))
     if (secret := os.environ.get(SECRET)) is not None:

@@ -205,7 +205,7 @@ AT_LEAST_0 = (
     "spread", "prefixes", "prefix_len", "think", "host_memory", "prefill_replicas", "mtbf",
     "min_replicas", "scale_start", "scale_down_after",
 )  # fmt: skip
-# What a measured table has settled.
+# Flags that a measured table determines.
 OF_A_MODEL = (
     "device", "tp", "pp", "ep", "prefill_ep", "prefill_tp", "dcp", "pcp", "balancedness", "network",
 )  # fmt: skip
@@ -281,7 +281,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def check_autoscaling(arguments: argparse.Namespace) -> None:
-    """Refuse what has no meaning with --min-replicas, or without it."""
+    """Raise ConfigError for flags that conflict with --min-replicas or need it."""
     others = ("prefill_replicas", "ep", "mtbf", "fail") if arguments.min_replicas else ()
     for name in others:
         if getattr(arguments, name):

@@ -43,7 +43,7 @@ class Terminal:
             self.stdout.flush()
         except OSError as error:
             if error.errno == errno.EPIPE:
-                raise  # the reader has closed the pipe, which is no error
+                raise  # the reader closed the pipe: not an error
             raise OutputLost(f"The output cannot be written: {error.strerror}.") from error
 
     @contextmanager
@@ -127,7 +127,7 @@ class WordWrap:
                 self._gap += character.expandtabs(4)
             else:
                 self._word += character
-                if columns(self._word) >= self._width():  # wider than a line: no use in waiting
+                if columns(self._word) >= self._width():  # wider than a line: write it now
                     self.end()
 
     def end(self) -> None:
@@ -140,7 +140,7 @@ class WordWrap:
             self._column, self._gap = 0, ""
         self._write(self._gap + self._word)
         self._column += columns(self._gap + self._word)
-        # Behind a word that is wider than a line, which the terminal itself breaks.
+        # Column after a word wider than a line, which the terminal wraps.
         self._column -= (self._column - 1) // width * width
         self._gap = self._word = ""
 

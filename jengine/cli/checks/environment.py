@@ -26,7 +26,7 @@ MEANING = {
     "OMP_NUM_THREADS": "threads of some CPU libraries",
 }
 LIBRARY_PATH = "LD_LIBRARY_PATH"
-# Sets three settings of `OWN` at once, by whose names it is found.
+# Sets three settings of `OWN` at once under a name of its own.
 ALL_TRANSFERS = "jax_transfer_guard"
 
 

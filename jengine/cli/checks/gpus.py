@@ -1,7 +1,8 @@
-"""NVIDIA's driver, whether kernels compile for each GPU and run there, and links between GPUs.
+"""Doctor: NVIDIA's driver, whether kernels compile and run on each GPU, and peer access between
+GPUs.
 
-A compiler or a driver may end its process, so each is tried in a separate process: what ends is a
-line here. Must come before JAX has taken the GPUs' memory in this process.
+A compiler or driver may crash its process, so each is tried in a separate process, whose end
+becomes a finding. Must run before JAX has taken the GPUs' memory in this process.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pallas_kernels.cuda_devices import (
 from pallas_kernels.fa4.rules import CAPABILITIES, unchosen
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-# The plugin of each extra, and the oldest driver that its CUDA runs on.
+# Plugin -> (our extra, oldest driver for its CUDA version).
 PLUGINS = {"jax-cuda12-plugin": ("cuda12", 525), "jax-cuda13-plugin": ("cuda13", 580)}
 SUBJECT = "gpus"
 SMI_SECONDS = 60
@@ -39,7 +40,7 @@ NONE = (
 
 
 def check() -> list[Finding]:
-    """The findings on this machine's GPUs, and a verdict; a note where it has none."""
+    """Findings on this machine's GPUs, and a verdict; a note if it has none."""
     version = driver_version()
     if version is None:
         return [Finding("note", SUBJECT, NONE)]
@@ -48,7 +49,7 @@ def check() -> list[Finding]:
 
 
 def check_for(architecture: str) -> Finding:
-    """Whether kernels compile for a GPU that need not be here, as `sm_120` or `12.0`."""
+    """Whether kernels compile for a GPU such as `sm_120` or `12.0`, which need not be present."""
     digits = re.sub(r"\D", "", architecture)
     if not digits:
         known = ", ".join(f"sm_{one}" for one in DEVICES)
@@ -57,7 +58,7 @@ def check_for(architecture: str) -> Finding:
 
 
 def driver_version() -> str | None:
-    """The version of NVIDIA's driver, "" if it is there and does not say; None without one."""
+    """Version of NVIDIA's driver, "" if unknown; None without a driver."""
     if NVIDIA_DRIVER.exists():
         found = re.search(r"\b(\d{3}\.[\d.]+)", NVIDIA_DRIVER.read_text(errors="replace"))
         return found[1] if found else ""
@@ -65,7 +66,7 @@ def driver_version() -> str | None:
 
 
 def driver(version: str, packages: Mapping[str, str]) -> Iterator[Finding]:
-    """The driver, and whether it runs the CUDA that JAX's plugin brings."""
+    """The driver, and whether it supports the CUDA version of JAX's plugin."""
     plugins = [name for name in PLUGINS if packages.get(name)]
     if not plugins:
         text = "JAX has no CUDA plugin: pip install 'jengine[cuda12]' or 'jengine[cuda13]'"
@@ -82,7 +83,8 @@ def driver(version: str, packages: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def tried_devices() -> list[dict[str, Any]] | str:
-    """What a process that launches a small kernel on each GPU says, or how it ended."""
+    """Launch a small kernel on each GPU in a separate process. Returns its report, or how it
+    ended."""
     done = run_probe([], {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
     if done.returncode:
         return ended_with(done)
@@ -90,7 +92,7 @@ def tried_devices() -> list[dict[str, Any]] | str:
 
 
 def kernels(tried: list[dict[str, Any]] | str) -> Iterator[Finding]:
-    """Whether kernels compile for each GPU, and run there."""
+    """Whether kernels compile for each GPU and run on it."""
     if isinstance(tried, str):
         yield Finding("problem", SUBJECT, f"the process that tries the GPUs ended: {tried}")
         return
@@ -119,8 +121,7 @@ def compiles(name: str, capability: int) -> Finding:
 
 
 def p2p_table() -> str | None:
-    """What `nvidia-smi` says of reads between GPUs; "" where it is not installed, None if it
-    hangs."""
+    """`nvidia-smi`'s table of reads between GPUs; "" if it is not installed, None if it hangs."""
     smi = shutil.which("nvidia-smi")
     if smi is None:
         return ""
@@ -134,7 +135,7 @@ def p2p_table() -> str | None:
 
 
 def peers(table: str | None) -> Iterator[Finding]:
-    """Whether GPUs read one another's memory."""
+    """Whether GPUs can read each other's memory."""
     if table is None:
         text = f"nvidia-smi topo had not ended after {SMI_SECONDS} seconds: the driver hangs"
         yield Finding("problem", SUBJECT, text)
@@ -155,7 +156,7 @@ def peers(table: str | None) -> Iterator[Finding]:
 
 
 def verdict(found: Iterable[Finding]) -> Finding:
-    """Return one finding that sums up all."""
+    """One finding that summarises all."""
     problems = sum(one.level == "problem" for one in found)
     if problems:
         return Finding(

@@ -12,7 +12,7 @@ from jengine.cli.checks.finding import Finding
 from jengine.errors import ConfigError
 from pallas_kernels.choice import cpu_compiler, cpu_instructions, cpu_problem
 
-# More seconds than it takes to load a library.
+# Loading a compiled library takes less, in seconds.
 COMPILED = 1.0
 
 
@@ -20,7 +20,7 @@ def check() -> list[Finding]:
     """One finding if JAX runs on a CPU, else none."""
     try:
         start_backend(EngineArgs.gpu_memory_utilization)
-    except ConfigError:  # the devices' own check says why
+    except ConfigError:  # reported by the devices check
         return []
     if jax.default_backend() != "cpu":
         return []

@@ -55,7 +55,7 @@ class MemorySizes:
     asked: Groups
     model: ModelConfig
     parameters: int
-    budget: int  # bytes for the cache
+    budget: int  # bytes for the KV cache
 
     @property
     def schedule(self) -> ScheduleConfig:
@@ -97,7 +97,7 @@ def check(name: str, settings: Mapping[str, Any]) -> ModelReport:
     try:
         args = EngineArgs.checked("jengine", model=name, **settings)
         start_backend(args.gpu_memory_utilization)
-        # A doctor downloads no weights.
+        # Downloads no weights.
         folder = resolve_model(args.model, replace(args.hub, wanted=SETTINGS))
         if not is_gguf(folder):
             register_imported(folder, is_asked=args.model_impl == "generic")

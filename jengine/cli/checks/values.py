@@ -20,7 +20,7 @@ from jengine.weights.resolve import resolve_model
 from jengine.weights.safetensors_file import READABLE
 from jengine.weights.stored_parameter import TypedTensor
 
-CHUNK = 1 << 22  # numbers that are looked at together
+CHUNK = 1 << 22  # values checked at a time
 MOST_NAMED = 8
 
 

@@ -30,7 +30,7 @@ from jengine.server.phase import Phase
 from jengine.server.run import run_server
 from jengine.server.settings import ServerSettings
 
-# Files in the folder that the processes share.
+# Files in the directory shared by the server's processes.
 BOARD = "board"
 CORES = "cores"
 GLANCE = 0.05
@@ -40,9 +40,9 @@ class ApiJob(msgspec.Struct, frozen=True):
     """What an API process reads from standard input at startup."""
 
     index: int
-    folder: str  # that the processes of this server share
-    listening: int  # the number of the open socket
-    settings: dict[str, Any]  # of the server
+    folder: str  # shared by the server's processes
+    listening: int  # file descriptor of the listening socket
+    settings: dict[str, Any]  # of ServerSettings
     engine: dict[str, Any]  # keyword arguments of EngineArgs
     debug: bool
 

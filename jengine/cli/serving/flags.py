@@ -19,7 +19,7 @@ from jengine.errors import ConfigError
 from jengine.server.settings import ServerSettings
 from jengine.text.chat_parser import check_parser_names
 
-# For a setting that is true or false the text is about changing its default.
+# For booleans, the help of the flag that changes the default.
 SERVER_HELP = {
     "api_key": "keys that open the API, one or several; also JENGINE_API_KEY",
     "admin_key": "keys that open the admin routes; also JENGINE_ADMIN_KEY",
@@ -82,7 +82,7 @@ SERVER_HELP = {
     "disable_uvicorn_access_log": "do not log every request's path and status",
     "disable_access_log_for_endpoints": "nor those of these paths, with commas between",
 }
-# vLLM's flags for what always holds here, with the form of their values.
+# vLLM's flags for behaviour that is always on here, with argparse options.
 ONLY_ON, SWITCH = {"action": "store_true"}, {"action": argparse.BooleanOptionalAction}
 ALWAYS: dict[str, dict[str, Any]] = {
     "--disable-log-requests": ONLY_ON,  # unless --enable-log-requests is given
@@ -93,7 +93,7 @@ ALWAYS: dict[str, dict[str, Any]] = {
     "--enable-log-deltas": SWITCH,  # texts of prompts and answers are never logged
     "--max-log-len": {"type": int},
 }
-# vLLM's name -> the setting's.
+# vLLM's flag -> our setting.
 RENAMED = {
     "--h11-max-incomplete-event-size": "max_header_bytes",
     "--h11-max-header-count": "max_header_count",

@@ -1,7 +1,7 @@
-"""`jengine serve --headless`: data-parallel cores for a front on another host, without an API.
+"""`jengine serve --headless`: data-parallel cores for a front end on another host, without an API.
 
-In: engine settings. Out: exit status: 0 after a signal, 1 if cores cannot join, have all died, or
-the front is gone.
+In: engine settings. Out: exit status: 0 after a signal, 1 if cores cannot join or have all died, or
+the front end is gone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def serve_cores(args: EngineArgs) -> int:
 
 @contextmanager
 def signals_as(ends: Ends) -> Iterator[None]:
-    """Within, SIGTERM and Ctrl-C end the cores."""
+    """Context in which SIGTERM and Ctrl-C end the cores."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.signal(number, lambda *_: ends.put(None)) for number in numbers]
     try:

@@ -29,7 +29,7 @@ def serve_node(args: EngineArgs) -> int:
 def end_on_signals() -> None:
     """Exit immediately on a signal, even while waiting in a collective; node 0 notices and ends the
     other nodes."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # also in threads that start from now on
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # inherited by threads that start later
 
     def wait() -> None:
         number = signal.sigwait(SIGNALS)

@@ -1,6 +1,6 @@
 """`jengine run-batch` after flag parsing: opens files, starts an engine, delivers results.
 
-In: flags, settings of server and engine. Out: how many lines have results.
+In: flags, server and engine settings. Out: progress counts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def answer_files(arguments: argparse.Namespace, settings: ServerSettings) -> Bat
     args = engine_args(arguments)
 
     def start() -> Engine:
-        # Its core is in a separate process: steps and requests do not share a CPU.
+        # The core runs in a separate process, so steps and request handling do not share a CPU.
         return start_engine_process(
             located(args, checked_elsewhere(args)), shown(args.show_progress)
         )
@@ -58,7 +58,7 @@ def answer_files(arguments: argparse.Namespace, settings: ServerSettings) -> Bat
 
 
 logger = logging.getLogger(__name__)
-# Seconds without a byte after which a transfer has failed.
+# Timeout of a stalled transfer, in seconds.
 SILENCE = 300.0
 TRIES, PAUSE = 5, 5.0
 

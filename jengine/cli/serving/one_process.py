@@ -30,7 +30,7 @@ def serve(settings: ServerSettings, args: EngineArgs, terminal: Terminal) -> int
             note(in_words(progress))
 
         note("looks up the model, and downloads what of it is not here")
-        # Its core is in a separate process: steps and requests do not share a CPU.
+        # The core runs in a separate process, so steps and request handling do not share a CPU.
         return start_engine_process(located(args, checked_elsewhere(args)), tell)
 
     def ready(engine: Engine, url: str) -> None:

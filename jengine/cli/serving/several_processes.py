@@ -54,7 +54,7 @@ def serve_with_several(
             ]
         )  # fmt: skip
         logger.info("Started %d API server processes.", count)
-        sock.close()  # or connections would wait for this process when all others have ended
+        sock.close()  # or it would go on accepting connections when all API processes have ended
         return supervisor.run()
     finally:
         cores.shutdown()
