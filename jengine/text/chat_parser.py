@@ -73,9 +73,10 @@ def check_parser_names(reasoning_parser: str | None, tool_parser: str | None) ->
 def needs_special_tokens(
     reasoning_parser: str | None, tool_parser: str | None, special: Collection[str]
 ) -> bool:
-    """Whether these parsers need special tokens kept in the detokenized text.
+    """Whether these parsers need special tokens kept in the detokenized text, as some of their
+    marks (or unknown ones) are special.
 
-    `special`: those of the tokenizer. Others than marks would be shown to clients, too.
+    `special`: the tokenizer's special tokens. If kept, clients see the other special tokens too.
     """
     found = list[Sequence[str]]()
     if reasoning_parser is not None:
@@ -147,13 +148,13 @@ class ChatParser:
             new_id = new_id or TOOL_PARSERS[tool_parser].new_id
             calls = Calls(argument_schemas(tools or ()), new_id, given)
             if TOOL_PARSERS[tool_parser].with_reasoning is not None:
-                self._reasoning = None  # the tool parser splits it off
+                self._reasoning = None  # the tool parser includes it
             self._tools = TextParser(lambda reader: parse_tools(reader, calls))
         if forced is not None:
             calls = Calls(new_id=new_id or random_call_id)
             self._tools = TextParser(lambda reader: forced.parse(reader, calls))
         self._only_first_call = not parallel_tool_calls
-        self._blank: list[str] = []  # blank content that a call would drop
+        self._blank: list[str] = []  # blank content, dropped if a call follows
         self._has_calls = self._has_content = False
 
     def push(self, text: str) -> list[ChatPart]:

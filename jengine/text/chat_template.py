@@ -27,7 +27,7 @@ from jengine.text.tokenizer import Tokenizer
 Message = Mapping[str, Any]
 logger = logging.getLogger(__name__)
 
-# Names that mean something to apply_chat_template or that it gives to the template itself.
+# Arguments of apply_chat_template, and names that it defines for templates.
 # fmt: off
 _RESERVED = frozenset({
     "conversation", "conversations", "messages", "tools", "documents", "chat_template",
@@ -40,9 +40,9 @@ _RESERVED = frozenset({
 
 
 MOST_TEMPLATE = 128 * 1024  # characters
-# How a template gets the content of messages: as its loops show, as one string, or as parts.
+# Form of message content for the template: detected, string, or parts.
 CONTENT_FORMATS = ("auto", "string", "openai")
-# Parts of content that are text, and the field that holds it. Templates read them as type "text".
+# Text part type -> its text field. Templates get all as type "text".
 TEXT_FIELDS = {
     "text": "text", "input_text": "text", "output_text": "text",
     "refusal": "refusal", "thinking": "thinking",
@@ -58,9 +58,9 @@ class _TemplateFacts(NamedTuple):
 class TemplateReads(NamedTuple):
     """Variables and features that a chat template reads besides the messages."""
 
-    variables: frozenset[str]  # that chat_template_kwargs may set
+    variables: frozenset[str]  # settable by chat_template_kwargs
     tools: bool
-    developer: bool  # it knows the role "developer"
+    developer: bool  # knows the role "developer"
 
 
 def checked_content_format(given: Any) -> str:
@@ -139,7 +139,7 @@ def run_template(tokenizer: Tokenizer, messages: list[dict[str, Any]], **options
         return confined.run_template(messages, options)
     try:
         prompt = tokenizer.hf.apply_chat_template(messages, tokenize=False, **options)
-    except RequestError:  # it was given up
+    except RequestError:  # abandoned
         raise
     # A template is a program: rendering it can raise any exception.
     except Exception as error:
@@ -262,7 +262,7 @@ def _fit_content(
     content = message.get("content")
     takes_parts = facts.loops_over_content if wanted == "auto" else wanted == "openai"
     takes_strings = wanted == "string" or not takes_parts or facts.tests_for_string
-    if content is None:  # beside tool calls; templates join it to text
+    if content is None:  # beside tool calls; templates concatenate it
         return {**message, "content": "" if takes_strings else []}
     if isinstance(content, list | tuple):
         parts = [_as_text_part(part) for part in content]
@@ -311,7 +311,7 @@ def _arguments_of(function: Mapping[str, Any]) -> dict[str, Any]:
             value = None
     if isinstance(value, Mapping):
         return dict(value)
-    logger.debug(  # a conversation brings them again with each request
+    logger.debug(  # repeats with each request of the conversation
         "The arguments of an earlier call of %.80r are no JSON object; the template gets {}.",
         function.get("name"),
     )

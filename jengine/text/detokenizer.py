@@ -47,9 +47,9 @@ class Detokenizer:
         joined = not skip_special_tokens and not spaces_between_special_tokens
         self._joined = tokenizer.added_tokens if joined else dict[int, str]()
         self._after_joined = False
-        self._window: list[int] = []  # ids of the last text given out: context for what follows
-        self._pending: list[int] = []  # ids since then, whose text is not settled yet
-        self._prompt_rest = ""  # what the prompt itself shows of a character left unfinished
+        self._window: list[int] = []  # ids of the last returned text: context for the next
+        self._pending: list[int] = []  # ids after it, whose text is not settled yet
+        self._prompt_rest = ""  # text that the prompt's incomplete last character decodes to
         self._reopen([])
         self._prime(prompt_token_ids)
 
@@ -79,7 +79,7 @@ class Detokenizer:
         except (OverflowError, TypeError):
             logger.warning("Token id %r is not in the vocabulary; it gives no text.", token_id)
             return ""
-        except Exception as error:  # the Rust side raises the bare class
+        except Exception as error:  # Rust errors are plain Exceptions
             if not str(error).startswith(_INVALID_PREFIX):
                 raise
             return self._recover(token_id)
@@ -133,7 +133,7 @@ class Detokenizer:
 
     def _reopen(self, window: list[int]) -> None:
         """Restart the stream after `window`, which is not returned again."""
-        # A stream takes its context for unread text while it ends with U+FFFD.
+        # A stream whose context ends with U+FFFD returns the context again.
         self._window = [] if self._decode(window).endswith(REPLACEMENT) else window
         self._next_text = _open_stream(self._tokenizer, self._window, self._skip_special_tokens)
 
@@ -142,7 +142,7 @@ class Detokenizer:
         if not self._decode(tail).endswith(REPLACEMENT):
             self._reopen(tail)
             return
-        # A stream that is opened in the middle of a character gives the prompt out again.
+        # A stream opened in the middle of a character returns the prompt again.
         for token_id in tail:
             self._step(token_id)
         self._prompt_rest = self._pending_text() if self._pending else ""

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-FIRST = 0xF0000  # of characters for private use
+FIRST = 0xF0000  # private use area
 DIGITS = 16
 
 

@@ -18,9 +18,9 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # Token id -> its text after any whole text; None: it depends on the tokens before.
+        # Token id -> its text after complete text; None: depends on the tokens before.
         self._known: dict[int, str | None] = {}
-        # An ordinary token. After one, a decoder leaves a leading space where it is.
+        # An ordinary token as context, so that decoders keep a leading space.
         usual = tokenizer.encode("a", add_special_tokens=False) if tokenizer.backend else []
         self._before = usual[-1:]
 
@@ -30,7 +30,7 @@ class TokenTexts:
         missing = {number for number in (*token_ids, *context[-1:]) if number not in known}
         if missing:
             self._learn(missing)
-        # After a part of a character, what comes next may belong to it.
+        # After an incomplete character the next tokens may complete it.
         whole = bool(context) and known[context[-1]] is not None
         texts = [known[number] for number in token_ids]
         return [

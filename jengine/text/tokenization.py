@@ -25,12 +25,12 @@ TRUNCATION = (*NO_TRUNCATION, True, "longest_first")
 class Tokenization:
     """Options of one call; defaults change nothing."""
 
-    # None: special tokens are added to a text, and not to a conversation, whose template has them.
+    # None: added to texts, not to conversations, whose template has them.
     add_special_tokens: bool | None = None
-    # Tokens that a prompt is cut down to; -1: as many as leave room for an answer.
+    # Truncation limit in tokens; -1: as many as leave room for an answer.
     truncate_prompt_tokens: int | None = None
-    # Where tokens are cut off. None: at the beginning of a prompt to be answered, else as the
-    # tokenizer does; special tokens are kept.
+    # Side that is cut. None: left for generation, else the tokenizer's default. Special tokens are
+    # kept.
     truncation_side: Side | None = None
     do_lower_case: bool = False
 

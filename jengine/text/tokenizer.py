@@ -25,7 +25,7 @@ from jengine.text.transformers_names import keep_names
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Shown for bytes that are not UTF-8.
+# Stands for invalid UTF-8.
 REPLACEMENT = "\ufffd"
 
 
@@ -33,14 +33,14 @@ def _is_not_torch_notice(record: logging.LogRecord) -> bool:
     return "PyTorch was not found" not in record.getMessage()
 
 
-# Characters of a text that is tokenized in about 20 ms: others may wait for it. And how much slower
+# Characters tokenized in about 20 ms, which other requests may wait for; and how much slower
 # tokenizers in Python are.
 SHORT, SLOWER = 16 * 1024, 16
 
-# transformers announces at import time that torch is missing; here it is missing on purpose.
+# transformers warns at import that torch is missing, as intended here.
 logging.getLogger("transformers").addFilter(_is_not_torch_notice)
 
-# transformers makes an empty tokenizer of a folder that has only a config, so we look ourselves.
+# transformers makes an empty tokenizer of a folder with only a config, so we check the files.
 _VOCABULARY_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -61,7 +61,7 @@ class Tokenizer:
 
     def __init__(self, hf: PreTrainedTokenizerBase) -> None:
         self.hf = hf
-        self.confined: ConfinedTokenizer | None = None  # for strangers' long texts, in a server
+        self.confined: ConfinedTokenizer | None = None  # for clients' long texts, in a server
         self.short = SHORT if hf.is_fast else SHORT // SLOWER
         self._encoding = threading.Lock()
         self.backend: Backend | None = hf.backend_tokenizer if hf.is_fast else None
@@ -87,7 +87,7 @@ class Tokenizer:
     def response_template(self) -> dict[str, Any] | None:
         """The model's response template, if any."""
         given = self.hf.init_kwargs.get("response_template")
-        # Newer versions of transformers keep it as an attribute instead.
+        # Newer transformers keeps it as an attribute.
         return vars(self.hf).get("response_template", given)
 
     @property
@@ -112,7 +112,7 @@ class Tokenizer:
         options: dict[str, Any] = {"add_special_tokens": add_special_tokens, "verbose": False}
         if max_tokens is not None:
             options.update(truncation=True, max_length=max_tokens)
-        # transformers sets options of the Rust tokenizer before it encodes, which fails while
+        # transformers mutates the Rust tokenizer's options before encoding, which fails while
         # another thread encodes.
         with self._encoding:
             own = self.hf.truncation_side
@@ -189,7 +189,7 @@ class Tokenizer:
     def token_text(self, token_id: int, context: Sequence[int] = ()) -> str:
         """Text a token adds after `context` (its last three tokens suffice). A token that leaves a
         character incomplete gives "", the one that completes it the whole character."""
-        # One token before shows a leading space; up to three may hold the start of a character.
+        # One token of context reveals a leading space; up to three may start the character.
         for length in range(min(1, len(context)), min(3, len(context)) + 1):
             before = list(context[len(context) - length :])
             text = self.decode([*before, token_id], skip_special_tokens=False)
@@ -209,7 +209,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     with put_off():
         keep_names()
         defer_torch()
-        # Importing it takes a while, and engines of tokens do without.
+        # Slow to import, and engines without a tokenizer do not need it.
         from transformers import AutoTokenizer
 
     try:
@@ -218,7 +218,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             str(folder), config=_stated_config(folder), trust_remote_code=False,
             local_files_only=True, mistral_format=False,
         )  # fmt: skip
-    # The Rust parser raises the bare class, transformers a dozen others; all mean the same here.
+    # Rust errors are plain Exceptions, and transformers raises a dozen kinds; all mean the same
+    # here.
     except Exception as error:
         advice = "".join(lfs_advice(folder / name) for name in _VOCABULARY_FILES) or (
             " Check its tokenizer.json and tokenizer_config.json, or pass a live tokenizer object."
@@ -240,7 +241,7 @@ def wrap_tokenizer(tokenizer: Tokenizer | PreTrainedTokenizerBase) -> Tokenizer:
         return tokenizer
     from transformers import PreTrainedTokenizerBase
 
-    # mistral-common's class has the type but not the interface.
+    # mistral-common's class has the type, but not the interface.
     if isinstance(tokenizer, PreTrainedTokenizerBase) and isinstance(
         tokenizer.added_tokens_decoder, dict
     ):
@@ -284,7 +285,7 @@ def _check_folder(folder: Path) -> None:
             "Copy the tokenizer files there, or pass a live tokenizer object."
         )
     _check_regular(folder)
-    _read_config(folder / "config.json")  # transformers reads it too, and would not name it
+    _read_config(folder / "config.json")  # transformers would not name the file in its error
     if "auto_map" in _read_config(folder / "tokenizer_config.json"):
         raise CheckpointError(
             f"The tokenizer in {folder} needs Python code from the folder (auto_map in "

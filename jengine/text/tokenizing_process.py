@@ -59,6 +59,6 @@ def prepare(job: bytearray) -> tuple[Answer, int]:
 
 
 if __name__ == "__main__":
-    # Where torch is installed, transformers would import it: seconds and memory for nothing.
+    # Otherwise transformers imports an installed torch: seconds and memory for nothing.
     sys.modules["torch"] = None  # type: ignore[assignment]
     serve(prepare)

@@ -1,8 +1,8 @@
-"""Lets tokenizers be loaded without importing torch, which takes longer than the rest of it.
+"""Loads tokenizers without importing torch, which takes longer than everything else.
 
-transformers has AutoTokenizer import, for the classes of configs, one module that imports torch
-where it is installed, and has it build the model's config, whose dtype is an object of torch.
-Neither is used by a tokenizer. `is_torch_available` and later imports of torch stay as they are.
+AutoTokenizer imports an installed torch by a module that it needs for config classes, and by
+building the model's config, whose dtype is a torch object. Tokenizers use neither.
+`is_torch_available` and later imports of torch are unaffected.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from types import ModuleType
 from typing import Any
 
 IMPORTS_TORCH = "transformers.modeling_rope_utils"
-# What AutoTokenizer reads of a config.json where the tokenizer's own config names a class.
+# Keys that AutoTokenizer reads of config.json if the tokenizer's own config names a class.
 READ = ("model_type", "model_name", "tokenizer_class")
 
 
 class _Later(ModuleType):
-    """Stands for torch in that module until something of it is used."""
+    """Stands for torch in that module until an attribute is used."""
 
     def __getattr__(self, name: str) -> Any:
         _remove(self)
@@ -30,8 +30,8 @@ class _Later(ModuleType):
 
 
 def defer_torch() -> None:
-    """Import that module, and torch when it is used, unless either is imported already."""
-    importlib.import_module("transformers.utils")  # nothing else sees what stands for torch
+    """Import that module with a lazy torch, unless either is imported already."""
+    importlib.import_module("transformers.utils")  # must not see the stand-in for torch
     spec = None if "torch" in sys.modules else importlib.util.find_spec("torch")
     if IMPORTS_TORCH in sys.modules or spec is None:
         return
@@ -52,7 +52,7 @@ def _remove(later: _Later) -> None:
 def config_without_dtype(
     folder: str, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]
 ) -> Any:
-    """The part of a model's config that AutoTokenizer reads. None where it may read more."""
+    """The part of a model's config that AutoTokenizer reads; None if it may read more."""
     from transformers import CONFIG_MAPPING, PreTrainedConfig
 
     kind = config.get("model_type")

@@ -1,7 +1,8 @@
-"""Lets transformers be imported without reading the source of all models in it, twice.
+"""Speeds up the import of transformers by caching its import structure.
 
-transformers finds the names of its classes in 2,500 files at each import, which takes longer than
-the rest of it. They depend on the installed version alone, so they are kept in jengine's cache.
+At each import transformers scans the source of 2,500 model files (twice) for class names, which
+takes longer than the rest of the import. The result depends only on the installed version, so it is
+kept in jengine's cache folder.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from types import ModuleType
 
 from jengine.cache_folder import cache_folder
 
-# Where it finds names: {backends: {module: names}}, modules with a prefix.
+# Module that scans: define_import_structure -> {backends: {module: names}}, modules with a prefix.
 FINDS_NAMES = "transformers.utils.import_utils"
 Names = dict[frozenset[str], dict[str, set[str]]]
 Find = Callable[..., Names]
 
 
 def keep_names() -> None:
-    """Have the next import of transformers take kept names, or keep those that it finds."""
+    """Make the next import of transformers use the cached names, or cache those that it finds."""
     if FINDS_NAMES not in sys.modules and _NamesFinder not in map(type, sys.meta_path):
         sys.meta_path.insert(0, _NamesFinder())
 
@@ -69,7 +70,8 @@ def _with_kept_names(find: Find, package: Path) -> Find:
 
 
 def _file_of(package: Path) -> Path | None:
-    """The file of this installation's names; None if its source may change, or without a cache."""
+    """Cache file for this installation; None if its source may change or there is no cache
+    folder."""
     records = sorted(package.parent.glob(f"{package.name}-*.dist-info/RECORD"))
     if len(records) != 1:
         return None

@@ -49,12 +49,13 @@ class ReasoningFormat(NamedTuple):
     marks: Marks | None = None
 
 
-# What gpt-oss writes before the message that is its answer.
+# gpt-oss's header of the final message.
 HARMONY_FINAL = "<|channel|>final<|message|>"
 
 
 def unknown_end(prompt: str) -> None:
-    """Response templates do not say how reasoning ends, so a grammar allows none."""
+    """None: response templates do not say how reasoning ends, so grammars start at the first
+    token."""
 
 
 REASONING_PARSERS = {

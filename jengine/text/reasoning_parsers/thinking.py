@@ -13,7 +13,7 @@ from jengine.text.chat_parts import AnswerContext, ChatPart, Content, Reasoning
 from jengine.text.text_reader import Markers, Parsing, TextReader, pass_rest, pass_until
 
 THINK_START, THINK_END = "<think>", "</think>"
-# How prompts open the turn that the model is to write.
+# Turn openers in prompts.
 _TURNS = ("<|im_start|>", "<|start_header_id|>", "<｜Assistant｜>", "<start_of_turn>", "<|turn>")
 
 

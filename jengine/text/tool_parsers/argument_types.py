@@ -13,7 +13,7 @@ from typing import Any
 
 from jengine.text.tool_parsers.tool_calls import to_json
 
-_MAX_SCHEMAS = 100  # alternatives that are looked at
+_MAX_SCHEMAS = 100  # limit of alternatives considered
 _NAMES = {
     bool: "boolean",
     int: "integer",

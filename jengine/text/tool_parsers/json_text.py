@@ -104,7 +104,7 @@ def parse_call_object(
     Without a name, or required arguments, everything read is Content, preceded by `opening`.
     Arguments stream; if they are a JSON string, its text is used.
     """
-    read = [opening]  # to be given back if this is no call
+    read = [opening]  # Content if this is no call
     name = arguments = ""
     started = given = False
     while key := (yield from _next_key(reader, read)):

@@ -18,7 +18,7 @@ from jengine.text.transformers_names import keep_names
 from jengine.text.vocabulary.stored import ADVICE, ROLES, TEMPLATE, Vocabulary, read_vocabulary
 from jengine.text.vocabulary.tokenizer_models import BUILDERS, added_tokens, splitting_of
 
-# Whether BOS, EOS and separators are written around texts where a file does not say so.
+# Defaults of adding BOS, EOS and separators, by vocabulary kind.
 ADDS = {
     "gpt2": (False, False, False),
     "llama": (True, False, False),
@@ -26,14 +26,14 @@ ADDS = {
     "t5": (False, True, False),
     "bert": (True, False, True),
 }
-# Phi-3's special tokens take the spaces behind them, but for these; no key says so.
+# Phi-3's special tokens strip the spaces after them, except these; no GGUF key says so.
 TAKES_SPACES, NOT_SPACES = "phi3", {"<unk>", "<s>", "<|endoftext|>"}
 
 
 def made_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     """Build the tokenizer. Raises CheckpointError."""
     keep_names()
-    # Importing it takes as long as importing jax, and engines of tokens do without.
+    # As slow to import as jax, and engines without a tokenizer do not need it.
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = known_vocabulary(metadata, where)
@@ -70,7 +70,7 @@ def _backend(vocabulary: Vocabulary) -> Backend:
         found.post_processor = _around(vocabulary)
     except CheckpointError:
         raise
-    # The Rust library raises the bare class for merges of what are no tokens, and the like.
+    # Rust errors, such as for invalid merges, are plain Exceptions.
     except Exception as error:
         raise vocabulary.refuse(f"its vocabulary makes no tokenizer: {error}") from error
     return found

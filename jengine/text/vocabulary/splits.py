@@ -79,10 +79,10 @@ class Splitting:
     """Pre-tokenizer steps, the last of which maps to bytes."""
 
     steps: tuple[Step, ...]
-    nfc: bool = False  # whether texts are composed first
+    nfc: bool = False  # NFC-normalise texts
     # Whether a word that is a token is taken whole, without merging.
     whole_words: bool = False
-    adds_bos: bool = False  # where a file does not say
+    adds_bos: bool = False  # default if the file does not say
     adds_sep: bool = False  # the same
 
     def normalizer(self) -> Any:

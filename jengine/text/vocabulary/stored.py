@@ -16,9 +16,9 @@ from jengine.errors import CheckpointError
 
 PREFIX = "tokenizer.ggml."
 TEMPLATE = "tokenizer.chat_template"
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # token types
 ADVICE = "Give tokenizer=FOLDER, that of the model the file was made of."
-# Roles of tokens -> how GGUF names them, "seperator" as it is written there.
+# Role -> its name in GGUF ("seperator" is GGUF's spelling).
 ROLES = {
     "bos": "bos",
     "eos": "eos",
@@ -60,7 +60,7 @@ class Vocabulary:
             return None
         if not isinstance(found, int) or isinstance(found, bool):
             raise self.refuse(f"{key} is {found!r}, expected the id of a token")
-        # Converters write ids that a vocabulary lacks, as llama.cpp's own readers know.
+        # Some converters write ids beyond the vocabulary; llama.cpp ignores them too.
         return found if 0 <= found < len(self.tokens) else None
 
     def role(self, role: str) -> str | None:

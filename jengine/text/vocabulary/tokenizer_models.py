@@ -22,8 +22,8 @@ from jengine.text.vocabulary.stored import (
     Vocabulary,
 )
 
-SPACE = "▁"  # in SentencePiece's tokens
-MOST_PIECE = 256  # characters of a token that merging can make
+SPACE = "▁"  # SentencePiece's space
+MOST_PIECE = 256  # longest token, in characters, that merges can make
 
 
 def splitting_of(vocabulary: Vocabulary) -> Splitting:
@@ -143,7 +143,7 @@ def scored_merges(vocabulary: Vocabulary, tokens: list[str]) -> list[tuple[str, 
             raise vocabulary.refuse(f"a token has {len(token)} characters, at most {MOST_PIECE}")
         order = (1.0, -float(number)) if runs[number] else (0.0, float(vocabulary.scores[number]))
         found += [(order, len(left), len(right), left, right) for left, right in _pairs(token, ids)]
-    # The order of those that make the same token is transformers'.
+    # Ties keep transformers' order.
     found.sort(key=lambda one: one[:3], reverse=True)
     return [(left, right) for *_, left, right in found]
 
