@@ -18,8 +18,8 @@ from pallas_kernels.cuda_devices import compile_problem
 from pallas_kernels.fa4.rules import capability_of, device_problem, missing, unchosen
 
 LARGEST_HEAD = 256
-# Implementations of paged attention that add slopes, or a table of biases by distance, to scores;
-# models with either attend in XLA instead of any other.
+# Implementations of paged attention with ALiBi slopes and relative position biases; XLA replaces
+# others for models with either.
 SLOPED = frozenset({"xla"})
 # The first devices with bfloat16 and asynchronous copies to shared memory.
 OLDEST_CAPABILITY = 8.0
@@ -47,8 +47,8 @@ def choose(
 def by_distance(
     implementation: str | None, slopes: Array | None, biases: Array | None
 ) -> tuple[str | None, dict[str, Array]]:
-    """The options of ALiBi slopes and relative position biases that are given, and XLA in place of
-    an implementation that does not take them."""
+    """Return (implementation, options) for optional ALiBi slopes and relative position biases: XLA
+    replaces an implementation that supports neither."""
     given = {"slopes": slopes, "biases": biases}
     options = {name: array for name, array in given.items() if array is not None}
     return implementation if not options or implementation in SLOPED else "xla", options
@@ -63,7 +63,8 @@ def missing_for_triton() -> str | None:
 
 
 def missing_for_fa4() -> str | None:
-    """As `missing_for_triton`, which runs what FlashAttention-4's kernels cannot."""
+    """Return what to install for FlashAttention-4, or None. Needs Triton too, for the calls that
+    FlashAttention-4's kernels refuse."""
     return missing_for_triton() or missing()
 
 
@@ -75,12 +76,13 @@ def fa4_problem(platform: str, head_dims: Iterable[int]) -> str | None:
 
 
 def fa4_unchosen(platform: str, head_dims: Iterable[int]) -> str | None:
-    """Why these kernels are not chosen here without being asked for, or None."""
+    """Why `auto` does not choose FlashAttention-4's kernels here, or None."""
     return fa4_problem(platform, head_dims) or unchosen(capability_of(jax.devices()[0]))
 
 
 def register_fa4() -> None:
-    """Register the calls of FlashAttention-4's kernels, which loaded programs need as well."""
+    """Register FlashAttention-4's FFI targets, which programs loaded from a compile cache need
+    too."""
     importlib.import_module("pallas_kernels.fa4.call").register_ffi()
 
 
@@ -148,7 +150,7 @@ def triton_problem(platform: str, head_dims: Iterable[int]) -> str | None:
 
 
 def too_large(head_dims: Iterable[int]) -> str | None:
-    """Which head size Triton kernels do not take, in words, or None."""
+    """Why Triton kernels do not support one of these head sizes, or None."""
     found = next((head_dim for head_dim in head_dims if head_dim > LARGEST_HEAD), None)
     return (
         None

@@ -1,11 +1,11 @@
-"""Reads and writes quantized KV heads (one byte per number) inside Triton kernels.
+"""Loads and stores quantized KV heads (one byte per element) inside Triton kernels.
 
-In: arrays in the layout of `pallas_kernels.layout`. Out: values for tensor cores and a scale per
-token and head, applied to scores and weights. Needs no FP8 support of the device.
+In: arrays in the layout of `pallas_kernels.layout`. Out: bfloat16 values and a scale per token and
+head, applied to scores and softmax weights. Needs no FP8 support of the device.
 
-Codes are read as pairs of 16 bits: these are what tensor cores' loads from shared memory can
-transpose, so they reach registers as those of bfloat16 do, and two at a time are converted there.
-The even and the odd numbers of a head are multiplied separately; `in_two` splits queries alike.
+Codes are loaded in pairs, as int16: loads from shared memory transpose 16-bit elements, so pairs
+reach registers in the layout of bfloat16 operands and are converted there, two at a time. The even
+and odd lanes of a head are multiplied separately; `in_two` splits queries alike.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ PER_UNIT = tl.constexpr(512.0)
 REBIASED = tl.constexpr((127 - 7) << 3)
 
 
-# Programs of PTX: two pairs of codes in, one number of each in bfloat16 out. The bits of FP8, moved
-# to where bfloat16 has exponent and mantissa, stand for numbers smaller by 2**120, subnormal ones
-# included. The lower bits of int8 are the mantissa of 128 + themselves, from which 128 is taken, or
-# 256 if the sign is set.
+# PTX: two pairs of codes in, the even or odd code of each out, as bfloat16. FP8: the bits, moved to
+# bfloat16's exponent and mantissa, are the number times 2**-120, subnormals included. int8: the low
+# 7 bits are the mantissa of 128 + bits; 128 is subtracted, or 256 if the sign is set.
 EVEN_FP8: Any = tl.constexpr("""{
 .reg .b32 a, b, c, m;
 mov.b32 m, 0x7b807b80;
@@ -84,8 +83,7 @@ def as_multiplied(x, kind: tl.constexpr, CODES: tl.constexpr):
 
 @triton.jit
 def in_two(q, CODES: tl.constexpr):
-    """Split queries [q, d] as pairs of codes are: the even lanes and the odd ones. Those of an
-    unquantized cache stay whole."""
+    """Split queries [q, d] into even and odd lanes; not for an unquantized cache."""
     if CODES == "none":
         return q, 0.0
     else:
@@ -94,7 +92,7 @@ def in_two(q, CODES: tl.constexpr):
 
 @triton.jit
 def nothing_mixed(QUERIES: tl.constexpr, PADDED_DIM: tl.constexpr, CODES: tl.constexpr):
-    """Zeros to accumulate values in, in two as `in_two` splits lanes."""
+    """Zero accumulators of the output, split as by `in_two`."""
     if CODES == "none":
         return tl.zeros([QUERIES, PADDED_DIM], tl.float32), 0.0
     else:
@@ -126,8 +124,8 @@ def load_heads(
     PADDED_DIM: tl.constexpr,
     CODES: tl.constexpr,
 ):
-    """Load a head of tokens [tokens, lanes], and its scales [1, tokens] (1.0 for an unquantized
-    cache). Tokens are slots of blocks; codes come in pairs, see `evens`."""
+    """Load one head of some tokens, [tokens, lanes], and its scales [1, tokens] (1.0 for an
+    unquantized cache). Quantized heads are pairs of codes [tokens, lanes / 2], see `evens`."""
     if CODES == "none":
         lane = tl.arange(0, PADDED_DIM)
         places = block * BLOCK_STRIDE + slot * TOKEN_STRIDE
@@ -141,8 +139,7 @@ def load_heads(
         places = block * (BLOCK_STRIDE // 2) + slot * (TOKEN_STRIDE // 2)
         stored = inside[:, None] & (lane < HEAD_DIM // 2)[None, :]
         pairs = tl.load(pairs_ptr + places[:, None] + lane[None, :], mask=stored, other=0)
-        # Two scales are a word: what is copied to shared memory beside the program has four bytes
-        # at least.
+        # Scales are loaded in pairs: asynchronous copies to shared memory take at least 4 bytes.
         words_ptr = plane_ptr.to(tl.pointer_type(tl.int32), bitcast=True)
         words_ptr += SCALES // 4 + head * (BLOCK_SIZE // 2)
         places = block * (BLOCK_STRIDE // 4) + (slot >> 1)
@@ -153,7 +150,7 @@ def load_heads(
 
 @triton.jit
 def evens(pairs, CODES: tl.constexpr):
-    """The first number of each pair of codes, exact in bfloat16."""
+    """The first code of each pair, exact in bfloat16."""
     return tl.inline_asm_elementwise(
         EVEN_FP8 if CODES == "fp8" else EVEN_INT8, "=r,r", [pairs],
         dtype=tl.bfloat16, is_pure=True, pack=2,
@@ -162,7 +159,7 @@ def evens(pairs, CODES: tl.constexpr):
 
 @triton.jit
 def odds(pairs, CODES: tl.constexpr):
-    """The second number of each pair of codes."""
+    """The second code of each pair."""
     return tl.inline_asm_elementwise(
         ODD_FP8 if CODES == "fp8" else ODD_INT8, "=r,r", [pairs],
         dtype=tl.bfloat16, is_pure=True, pack=2,

@@ -1,8 +1,8 @@
 """The NVIDIA devices that Triton kernels are compiled for, and what each needs of CUDA's packages.
 
-In: a compute capability (90 for 9.0) and the installed packages. Out: the version of PTX to write,
-or why the device cannot be served. Needs neither triton nor jax. LLVM ends the process where PTX is
-older than the device, so everything is checked here before a kernel is compiled.
+In: a compute capability (90 for 9.0) and the installed packages. Out: the PTX version to write, or
+why the device cannot be served. Needs neither triton nor jax. LLVM aborts the process if the PTX
+version is older than the device, so everything is checked here before a kernel is compiled.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from functools import cache
 from importlib import metadata
 from typing import NamedTuple
 
-# What kernels are written in where the device knows it and the assembler reads it.
+# PTX version of kernels, unless the device needs a newer one or the assembler reads only older.
 USUAL_PTX = 86
-# The packages that bring jax's assembler, newest CUDA first, and the extra that brings each.
+# Packages with jax's assembler (ptxas), newest CUDA first, and jengine's extra for each.
 ASSEMBLERS = {"nvidia-cuda-nvcc": "cuda13", "nvidia-cuda-nvcc-cu12": "cuda12"}
-# The process that tries a small kernel, and the seconds that it may take; it usually takes a few.
+# Module that tries a small kernel in a subprocess, and its time limit; it usually takes seconds.
 PROBE = "pallas_kernels.launch.probe"
 PROBE_SECONDS = 120
 # The first CUDA release whose assembler reads a version of PTX.
@@ -36,7 +36,7 @@ class CudaDevice(NamedTuple):
     """A compute capability."""
 
     shared_bytes: int  # that one program may use
-    ptx: int  # the oldest version that knows it
+    ptx: int  # the oldest version that supports it
 
 
 DEVICES = {
@@ -63,8 +63,8 @@ def ptx_of_cuda(version: str) -> int:
 
 
 def assembler() -> tuple[str, str] | None:
-    """Package and version of the assembler that jax's CUDA packages bring; None: the machine's own
-    is used, or none."""
+    """Package and version of the assembler installed with jax; None: not installed, so the
+    machine's is used, if any."""
     for package in ASSEMBLERS:
         try:
             return package, metadata.version(package)
@@ -103,11 +103,11 @@ def ptx_version(capability: int) -> int:
 
 @cache
 def compile_problem(capability: int) -> str | None:
-    """Why a small kernel cannot be compiled for a device, tried in a separate process, since
-    LLVM ends the process at some errors; None if it can. Takes seconds."""
+    """Why a small kernel cannot be compiled for a device, or None. Takes seconds: it is tried in a
+    subprocess, since some LLVM errors abort the process."""
     if problem := device_problem(capability):
         return problem
-    # The GPU is this process's, and a kernel that is interpreted is not compiled.
+    # This process holds the GPU; under TRITON_INTERPRET nothing would be compiled.
     unset = ("TRITON_INTERPRET", "XLA_FLAGS")
     kept = {name: value for name, value in os.environ.items() if name not in unset}
     done = run_probe([str(capability)], kept | {"JAX_PLATFORMS": "cpu"})
@@ -120,8 +120,8 @@ def compile_problem(capability: int) -> str | None:
 def run_probe(
     words: Sequence[str], environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Run `launch/probe.py` in a separate process. One that takes too long is killed, and its
-    error says so."""
+    """Run `launch/probe.py` in a subprocess; killed after PROBE_SECONDS, which its stderr then
+    says."""
     command = [sys.executable, "-m", PROBE, *words]
     process = subprocess.Popen(  # noqa: S603
         command, env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -142,7 +142,7 @@ def run_probe(
 
 
 def ended_with(done: subprocess.CompletedProcess[str]) -> str:
-    """The first error of a process that has failed."""
+    """The first error line of a failed process."""
     # Indented lines are of tracebacks.
     lines = [line for line in done.stderr.splitlines() if not line.startswith(" ")]
     said = [line for line in lines if "error" in line.lower()]

@@ -5,13 +5,12 @@ values plane 1; the KV heads of a token are contiguous. Latent attention has no 
 blocks, block_size, rank + rope]. uint16 arrays hold bfloat16 bits. One-byte arrays are quantized:
 int8 arrays hold int8, uint8 arrays FP8 (E4M3). Their last two dimensions are the bytes of a block:
 codes [block_size, kv_heads, head_dim], then a bfloat16 scale of each head [kv_heads, block_size].
-So codes are aligned to 16 bytes, as asynchronous copies to shared memory need it. On several
-devices this holds for each device's part of a block: how many there are is part of `stored_as`.
+So codes are aligned to 16 bytes, as asynchronous copies to shared memory require. On several
+devices each device's shard of a block has this layout, so their number is part of `stored_as`.
 
 Scales are computed as a token is written, without calibration. XLA and CPU attention dequantize to
-float32; Triton kernels use the codes, exact in bfloat16, and apply scales to scores and weights, or
-read copies in bfloat16 that are made for long prompts.
-Prefix hashes include the cache dtype.
+float32; Triton kernels multiply codes, exact in bfloat16, and apply scales to scores and softmax
+weights, or read bfloat16 copies made for long prompts. Prefix hashes include the cache dtype.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 KEYS, VALUES = PLANES = (0, 1)
 
 
-# XLA on the CPU would convert a whole array of bfloat16 for every write into a part of it.
+# With bfloat16, XLA on the CPU would convert the whole array at every write into it.
 BFLOAT16_BITS = np.dtype(np.uint16)
 INT8, FP8_BITS = np.dtype(np.int8), np.dtype(np.uint8)
 SCALE_BYTES = 2
-# The largest number that a scale is made for.
+# The largest code.
 LARGEST = {INT8: 127.0, FP8_BITS: 448.0}
-# What is added to the bits of a float32 before the lower half is cut off: rounds up, except what is
-# above a bfloat16 by so little that an inexact division, as GPUs and XLA have, may have made it.
-# The next scale would make a head that has been through codes half a percent larger.
+# Added to float32 bits before truncation to bfloat16: rounds up, unless at most 8 ulps (of float32)
+# above a bfloat16, an error that inexact division on GPUs and in XLA can make. Rounding that up
+# would scale a head by half a percent each time it is requantized.
 ROUNDING_UP = 0xFFFF - 8
 # A scale of zeros would give 0 / 0.
 SMALLEST_SCALE = 1e-12
@@ -56,7 +55,7 @@ def has_scales(dtype: DTypeLike) -> bool:
 
 
 def head_width(head_dim: int, dtype: DTypeLike) -> int:
-    """Array elements per head of a token, its scale included. No head is contiguous in so many."""
+    """Array elements per head of a token, scale included; codes and scale are not adjacent."""
     return head_dim + (SCALE_BYTES if has_scales(dtype) else 0)
 
 
@@ -245,7 +244,7 @@ def _put_runs(
     flat: Shaped[Array, "blocks bytes"], blocks: Int[Array, "*runs"], begins: Int[Array, "*runs"],
     runs: Shaped[Array, "*runs length"],
 ) -> Shaped[Array, "blocks bytes"]:  # fmt: skip
-    """Write runs of bytes into blocks; those of blocks outside are skipped."""
+    """Write runs of bytes into blocks; runs of out-of-range blocks are skipped."""
     where = jnp.stack([blocks.reshape(-1), begins.reshape(-1)], axis=-1)
     return lax.scatter(
         flat, where, runs.reshape(where.shape[0], -1),

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-# Of an H100 and an H200; where programs are compiled for a device that is not there.
+# Of an H100 and an H200; used when compiling without a device.
 USUAL_MULTIPROCESSORS = 132
 
 

@@ -34,7 +34,7 @@ ROTATE_AND_WRITE = {
     "cpu": "pallas_kernels.cpu.cache_write:rotate_and_write_cpu",
     "triton": "pallas_kernels.cache_write.triton:rotate_and_write_triton",
 }
-# Whose kernel looks for values that are not finite itself.
+# Implementations whose kernel handles `finite`.
 LOOKING = ("triton",)
 
 
@@ -56,7 +56,7 @@ def write_cache(
 ) -> Shaped[Array, "layers 2 blocks block_size width"]:
     """Write keys and values to their slots, in place; a slot outside the cache is skipped.
 
-    Slots inside the cache are unique, so the order of writes does not matter.
+    Slots inside the cache must be unique: writes are unordered.
     """
     return choose("write_cache", implementation, WRITE)(cache, layer, k, v, slots)
 
@@ -86,9 +86,9 @@ def rotate_and_write(
 
     q is float32, or the cache's dtype where attention would round to it anyway.
 
-    `finite`: no value in the cache is NaN or infinite, for kernels that multiply whole blocks by
-    probabilities of 0, also what a block's last request has left in it. Such values become zeros,
-    and NaN the keys beside them: queries that attend to that token get NaN, as without `finite`.
+    `finite` keeps NaN and infinity out of cached values, for kernels that multiply whole blocks,
+    stale slots included, by probabilities of 0. They are written as 0, and their head's key as NaN,
+    so queries that attend to the token still get NaN.
     """
     run = choose("rotate_and_write", implementation, ROTATE_AND_WRITE)
     options = {}

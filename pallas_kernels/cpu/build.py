@@ -42,8 +42,8 @@ SHOWN_OF_ERRORS = 600
 def compiled_library() -> Path:
     """Return the library for this machine, compiling it if needed.
 
-    $CXX asks for one that is compiled here; else the wheel's comes first. Without a compiler, a
-    library built on another machine with the same key is used if it is in the folder.
+    The wheel's prebuilt library comes first unless $CXX is set. Without a compiler, a library in
+    the folder with the same key is used, such as one built on another machine.
     """
     if not os.environ.get("CXX", "").strip() and (ready := prebuilt_library()):
         return ready

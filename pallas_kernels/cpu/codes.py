@@ -1,6 +1,6 @@
-"""Packs weights of integers of few bits, and their scales, for the CPU matmul.
+"""Packs low-bit integer weights and their scales for the CPU matmul.
 
-Packed codes are bytes [panels, steps, bytes per step], in planes of bits, see
+Packed codes are bytes [panels, steps, bytes per step], in bit planes, see
 `pallas_kernels/cpu/source/code_forms.h`. Scales are [panels, input groups, 32 columns].
 """
 
@@ -42,11 +42,11 @@ def scales_fit(group: int, inputs: int, dtype: DTypeLike) -> bool:
 def pack_codes(
     codes: Array, inputs: int, dtype: DTypeLike, gated: bool = False, kind: str | None = None
 ) -> Array:
-    """Pack codes [*weights, inputs, outputs] of a kind in `matmul.CODES`, one in a byte: int8 of
-    "int8", uint8 of others.
+    """Pack codes [*weights, inputs, outputs] of a kind in `matmul.CODES`, one per byte: int8 for
+    "int8", else uint8.
 
-    Without a kind, int8 is "int8", and uint8 "int4" with two inputs in each, the first in the low
-    bits.
+    Without a kind, int8 codes are "int8", and uint8 codes "int4" with two inputs per byte, the
+    first in the low bits.
     """
     in_pairs = kind is None and codes.dtype == jnp.uint8
     kind = kind or ("int4" if in_pairs else "int8")
@@ -82,13 +82,13 @@ def unpack_codes(
     if in_pairs:
         codes = codes[:, 0::2] | codes[:, 1::2] << 4
     elif bits == 8 and deep == 4:
-        codes = codes ^ jnp.int8(-128)  # unsigned then, around 128
+        codes = codes ^ jnp.int8(-128)  # packed as unsigned, with an offset of 128
     return codes.reshape(*weights, -1, outputs)
 
 
 def _plane(packed: Array, bits: int, deep: int) -> Array:
-    """The codes [..., 32, depth] of one plane, which are in containers of a byte or, in pairs of k,
-    of two."""
+    """Unpack one bit plane to [..., 32, depth]. Its containers are bytes, or two bytes at a depth
+    of 2."""
     if bits == 8:
         return packed.reshape(*packed.shape[:-1], PANEL, deep)
     width = 2 if deep == 2 else 1
@@ -123,7 +123,7 @@ def unpack_scales(
 
 
 def bits_of(kind: str) -> int:
-    """Bits of a kind of codes, which end its name."""
+    """Bits per code, the last digit of the kind's name."""
     return int(kind[-1])
 
 

@@ -30,11 +30,11 @@ GATES = (None, "halves", "pairs")
 # fold: a dozen per matmul, more than half of a step's operations.
 NO_FLOATS: Any = np.zeros(0, np.float32)
 NO_INTEGERS: Any = np.zeros(0, np.int32)
-# The kernels' numbers of dtypes, and how many values of consecutive k are stored together.
+# The kernels' enum of dtypes; how many consecutive k are stored together, by default 1.
 NUMBERS = {"bfloat16": 0, "float16": 1, "float32": 2, "int8": 3}
 DEPTHS = {"bfloat16": 2, "int8": 4}
-# What integers of few bits stand for: themselves ("uint"), their distance from the middle code, or
-# numbers of a table.
+# Kinds of packed integers: unsigned ("uint"), with the middle code as 0 ("int"), or indices of a
+# lookup table ("iq4").
 CODES = (
     None, "int2", "int3", "int4", "int5", "int6", "int8", "uint2", "uint4", "uint5", "uint6", "iq4",
 )  # fmt: skip
@@ -51,20 +51,20 @@ class FusedNorm(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """What a packed weight's integers stand for, per group of inputs: (integer - zero) * scale, or
+    """Dequantization of a packed weight, per group of inputs: (integer - zero) * scale, or
     integer * scale - least.
 
-    Scales and least values are float32 or float16, or packed integers that count float16 units, of
-    which several groups share one.
+    Scales and least values are float32 or float16, or themselves packed integers, multiples of a
+    float16 unit that several groups share.
     """
 
     scale: Array  # [*weights, panels, groups, 32 numbers or their bytes]
     zero: Float[Array, "*weights panels groups 32"] | None
     group: int  # inputs that share a scale
-    # What x is rounded to: bfloat16 or float32, as for a weight of this type, or int8, with a scale
-    # for each row. Integers then meet integers, and sums are exact before they are scaled.
+    # What x is rounded to: bfloat16 or float32, as for a weight of this dtype, or int8 with a scale
+    # per row: then dot products are of integers, exact before they are scaled.
     dtype: DTypeLike
-    x_scale: Float[Array, " weights"] | None = None  # one of all rows, instead of their own
+    x_scale: Float[Array, " weights"] | None = None  # static scale of x, instead of one per row
     codes: str = "int8"
     least: Array | None = None  # as `scale`
     unit: int = 0  # inputs that share a unit
@@ -80,12 +80,12 @@ def depth(dtype: DTypeLike) -> int:
 
 
 def number(dtype: DTypeLike) -> np.int32:
-    """The kernels' number of what integers are multiplied as."""
+    """The kernels' enum value of a dtype."""
     return np.int32(NUMBERS[jnp.dtype(dtype).name])
 
 
 def code_number(codes: str | None) -> np.int32:
-    """The kernels' number of a kind of integers."""
+    """The kernels' enum value of a kind of packed integers."""
     return np.int32(CODES.index(codes))
 
 
@@ -160,13 +160,12 @@ def matmul(
     `dtype`.
 
     x is float32 or bfloat16; for a bfloat16 weight it is rounded to bfloat16 after the norm. With
-    a `gate`, outputs are gates and what they multiply, as "halves" (packed with `gated`) or in
-    alternating "pairs"; the half as many results are activation(gate) * rest. `storage` says how
-    the weight is stored: packed, or as [inputs, outputs] or [outputs, inputs], with the same bits
-    as result. Rows at a position of -1 are padding: they cost nothing and give zeros. With `sizes`,
-    rows are sorted by group, that many each, and weight and bias have a leading axis of groups;
-    rows after the last group are padding. With `scales`, the weight is packed integers
-    (`pallas_kernels.cpu.codes`).
+    a `gate`, outputs are (gate, up), as "halves" (packed with `gated`) or alternating "pairs", and
+    the half as many results are activation(gate) * up. `storage` is the weight's layout: packed,
+    [inputs, outputs] or [outputs, inputs]; results have the same bits. Rows at a position of -1 are
+    padding: they cost nothing and give zeros. With `sizes` (rows per group), rows are sorted by
+    group, and weight and bias have a leading axis of groups; rows after the last group are padding.
+    With `scales`, the weight is packed integers (`pallas_kernels.cpu.codes`).
     """
     results = outputs // 2 if gate else outputs
     given = Scales(floats(None), None, 0, jnp.float32) if scales is None else scales

@@ -59,9 +59,7 @@ def prebuilt_library() -> Path | None:
 
 
 def file_name(build: Build) -> str:
-    """Name a library after its source and the interface of XLA that it was compiled against.
-
-    Within one major version, XLA's newer runtimes call handlers of older headers.
-    """
+    """File name of a build, with the source's hash and XLA's FFI major version: within a major
+    version, newer XLA runtimes call handlers of older headers."""
     major = MAJOR.search((headers() / INTERFACE).read_text(encoding="utf-8"))
     return f"{build.name}-{source_digest()}-xla{major[1] if major else 'unknown'}.so"

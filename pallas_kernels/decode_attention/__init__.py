@@ -26,8 +26,8 @@ IMPLEMENTATIONS = {
     "triton": "pallas_kernels.decode_attention.triton:decode_attention_triton",
 }
 
-# Implementations that can read together what rows share; others read for each row. Their programs
-# count the parts of a row that are done.
+# Implementations that can read a prefix shared by rows once (cascade attention), and that take
+# `counters` of finished parts.
 CASCADING = ("triton",)
 
 
@@ -72,8 +72,8 @@ def decode_attention(
     for all further ones.
 
     `return_lse` adds the float32 log-sum-exp [rows, heads] of the scores, sinks included, -inf for
-    padding; and, from kernels that keep counters in memory, these as the next call's `counters`,
-    which orders the calls: no two may use one array at a time.
+    padding; and, from CASCADING implementations, the `counters` to pass to the next call. This
+    orders the calls: no two may use one array at a time.
     `reads_together` allows a kernel to read blocks shared by neighbouring rows once; a row's bits
     then depend on its neighbours.
     """

@@ -1,7 +1,7 @@
-"""Splits each row's context into parts that programs process one at a time.
+"""Splits each row's context into parts (split-K) that programs process one at a time.
 
-No program is launched for absent context. Without teams, a row's number of parts depends only on
-shapes and its own length, so its arithmetic does not depend on other rows.
+Without teams, a row's number of parts depends only on shapes and its own length, so its arithmetic
+does not depend on other rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pallas_kernels.tuning import table
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Int
 
-# The first row, first token, end, number among the row's parts, how many rows read it.
+# Per part: first row, first token, end token, index among the row's parts, rows that read it.
 FIELDS = 5
 
 
@@ -28,7 +28,7 @@ class Split(NamedTuple):
     rows: int
     kv_heads: int
     tokens: int
-    has_teams: bool = False  # whether rows may read what they share together
+    has_teams: bool = False  # whether rows may read a shared prefix once
 
     @property
     def least(self) -> int:
@@ -113,14 +113,14 @@ def parts_between(
         shared = shared_contexts(split, own, teams)
         shared_parts = shared.parts[teams.leaders]
         sources = PartSources(*map(jnp.concatenate, zip(shared, own, strict=True)))
-    # Over a mask: for so few rows it is one fusion, unlike a cumulative sum.
+    # A masked sum: one fusion for so few rows, unlike a cumulative sum.
     source = jnp.arange(sources.parts.size, dtype=jnp.int32)
     earlier = source[None, :] < source[:, None]
     before = jnp.sum(jnp.where(earlier, sources.parts[None, :], 0), axis=1)
     index = jnp.arange(split.parts, dtype=jnp.int32)
     ends = (before + sources.parts)[None, :]
     at = jnp.sum((index[:, None] >= ends).astype(jnp.int32), axis=1)
-    at = jnp.minimum(at, before.size - 1)  # for what is behind the last part
+    at = jnp.minimum(at, before.size - 1)  # unused entries after the last part
     row, number = sources.row[at], index - before[at]
     low = sources.first[at] + number * sources.length[at]
     high = jnp.minimum(low + sources.length[at], sources.end[at])

@@ -61,8 +61,8 @@ def decode_parts(
     PRECISION: tl.constexpr,
     CODES: tl.constexpr,
 ):
-    """One program per KV head and slot: its query heads over one part of a row's context, or of a
-    team's. Programs loop over further parts where there are more parts than slots."""
+    """One program per KV head and slot: the head's query group over one part of a row's or a team's
+    context. Programs loop where there are more parts than slots."""
     HEADS: tl.constexpr = KV_HEADS * GROUP
     MOST: tl.constexpr = PARTS // ROWS  # parts of a row
     program = tl.program_id(0)
@@ -298,7 +298,8 @@ def token_pointers(
 
 @triton.jit
 def blocks_and_slots(table_ptr, token, inside, BLOCK_SIZE: tl.constexpr):
-    """Blocks of tokens, and their places in these; `token` is relative to the table's first."""
+    """Each token's block id and slot in the block; `token` is relative to the table's first
+    token."""
     block = tl.load(table_ptr + token // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
     return block, token % BLOCK_SIZE
 

@@ -1,7 +1,7 @@
-"""Teams: neighbouring rows with a common prefix of blocks, which is read once for all of them.
+"""Teams (cascade attention): neighbouring rows with a common prefix of blocks, which is read once.
 
 The scheduler places requests with equal first 256 tokens side by side, as are the drafts of a row.
-The device compares neighbours' block tables and groups as many rows as fit a tile of 16 queries;
+The device compares neighbours' block tables and groups as many rows as fit a tile of queries;
 shared blocks become separate parts, merged like those of a long context. This adds 8 launches per
 step and none per layer. Disabled in deterministic mode, by `disable_cascade_attn=True`, and under a
 sliding window.

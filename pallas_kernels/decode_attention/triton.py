@@ -66,14 +66,14 @@ def decode_attention_triton(
     group = heads // kv_heads
     in_view = pages * cache.shape[3]
     queries, team = queries_of_a_tile(group), min(rows_of_a_team(group), rows)
-    # Under a window rows read few tokens, and not the same.
+    # Under a sliding window rows read few tokens, and not their common prefix.
     has_teams = reads_together and window is None and team > 1
     split = Split(rows, kv_heads, in_view if window is None else min(in_view, window), has_teams)
     teams = None
     if has_teams:
         counts = jnp.maximum(lengths - starts, 0)
         teams = teams_of(tables, starts, counts, block_size=cache.shape[3], most=team)
-    parts = split.parts if split.parts > rows else 1  # a row's only part is not kept
+    parts = split.parts if split.parts > rows else 1  # single parts need no partial results
     constants = {
         **attention_constants(cache, head_dim, group, scale, soft_cap),
         "ROWS": rows,

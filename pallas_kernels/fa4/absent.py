@@ -1,4 +1,4 @@
-"""Imports a package that uses another one where it can, without that one."""
+"""Hides an optional dependency of a package while the package is imported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class _Finder:
-    """Says to one thread that a package is not installed."""
+    """Meta path finder that makes imports of one package fail in one thread."""
 
     def __init__(self, name: str) -> None:
         self.name, self.thread = name, get_ident()
@@ -22,7 +22,7 @@ class _Finder:
 
 @contextmanager
 def absent(name: str) -> Iterator[None]:
-    """Have imports of a package fail in this thread, unless it is imported already."""
+    """Make imports of a package fail in this thread, unless it is already imported."""
     finder = _Finder(name)
     sys.meta_path.insert(0, finder)
     try:

@@ -18,11 +18,11 @@ from pallas_kernels.launch.call import lowered_for
 
 
 class Sequences(NamedTuple):
-    """Chunks of prompts in one array of queries."""
+    """Prefill chunks in one array of queries (variable length)."""
 
     starts: Array  # i32 [n + 1] index of a chunk's first query; the last is not read
     queries: Array  # i32 [n] 0: no chunk
-    keys: Array  # i32 [n] which its last query sees
+    keys: Array  # i32 [n] visible to the chunk's last query
     tables: Array  # i32 [n, pages] blocks, counted over layers and planes
 
 
@@ -30,8 +30,8 @@ def attend(
     q: Array, cache: Array, sequences: Sequences, sinks: Array | None, into: tuple[Array, ...],
     *, head_dim: int, window: int | None, scale: float,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Outputs [tokens, heads, dim] and log-sum-exps; those of other tokens are arbitrary, or keep
-    what is in `into`."""
+    """Return outputs [tokens, heads, dim] and log-sum-exps. Entries of tokens outside `sequences`
+    are those of `into`, or arbitrary without it."""
     _, _, _, block_size, width = cache.shape
     geometry = Geometry(
         0, q.shape[1], width // head_dim, head_dim, block_size, window, scale, q.dtype.name,

@@ -25,8 +25,8 @@ from pallas_kernels.fa4.absent import absent
 KEYS = 128
 # By head size on 9.0: queries per program, keys, whether probabilities stay in registers.
 HOPPER_TILES = {64: (192, KEYS, True), 96: (192, KEYS, False), 128: (128, KEYS, True)}
-# Of a thread of each kind of warp on 10.3, causal with heads of 128: 512 for two of softmax and the
-# others. The package's own, 176, 64 and 96, spill 62 times with pages; these do not in bfloat16.
+# Registers per thread by warp role on 10.3, causal, heads of 128; softmax twice plus the others is
+# 512. The package's 176, 64 and 96 spill 62 times with a paged cache; these do not in bfloat16.
 B300_REGISTERS = {"softmax": 184, "correction": 80, "other": 64}
 ALIGNMENT = 256  # of XLA's buffers
 CUTLASS_NAMES = {"bfloat16": "BFloat16", "float16": "Float16"}
@@ -73,7 +73,8 @@ def attention_kernel(geometry: Geometry) -> Any:
 
 
 def kernel_class(device: str) -> Any:
-    """The package imports torch for functions that are not used here."""
+    """Import the package's kernel class. Without torch, which it imports for functions that are not
+    used here."""
     with absent("torch"):
         module = importlib.import_module(f"fa4_jax.cute.flash_fwd_{device}")
     return getattr(module, f"FlashAttentionForward{device.capitalize()}")
@@ -92,7 +93,7 @@ def launcher(geometry: Geometry) -> Any:
             layout = cute.make_layout(shape, stride=(heads * head_dim, head_dim, 1))
             return cute.make_tensor(array.iterator, layout)
 
-        # Keys are the blocks of all planes; values are one plane further on.
+        # Tensor views over the blocks of all planes; values begin one plane after keys.
         blocks = cache.shape[2]
         # Of 64 bits: a cache may have more elements than 2^31.
         block_stride = cute.assume(Int64(block_size * width), divby=block_size * width)
@@ -118,7 +119,7 @@ def launcher(geometry: Geometry) -> Any:
 
 @cache
 def compiled(geometry: Geometry, *, in_place: bool) -> CompileResult:
-    """Compile for a geometry. With `in_place`, outputs come as inputs that are written."""
+    """Compile for a geometry. With `in_place`, the outputs are aliased inputs."""
     dtype, ints, floats = np.dtype(geometry.dtype), np.dtype(np.int32), np.dtype(np.float32)
     given = [(dtype, 3), (dtype, 5), (ints, 1), (ints, 1), (ints, 1), (ints, 2), (floats, 1)]
     made = [(dtype, 3), (floats, 2)]
@@ -131,7 +132,7 @@ def compiled(geometry: Geometry, *, in_place: bool) -> CompileResult:
         tuple(one.spec for one in inputs), tuple(one.spec for one in outputs), None, False, (),
     )  # fmt: skip
     with LOCK:
-        # The DSL's own state. It reads the environment once, and would look for a GPU otherwise.
+        # The DSL's global state: it reads the environment once, and otherwise detects a GPU.
         CuTeDSL._get_dsl().envar.arch = f"sm_{geometry.capability}a"
         return get_or_compile_kernel(launcher(geometry), spec, compile_key=(geometry, in_place))
 

@@ -1,4 +1,4 @@
-"""What FlashAttention-4's kernels cannot do: such calls go to Triton. Needs neither package."""
+"""Limits of FlashAttention-4's kernels; calls beyond them run on Triton. Needs neither package."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-# What the extra installs; kernels are kept by these versions.
+# Versions that the extra installs, the only ones accepted.
 PACKAGES = {"fa4-jax": "0.1.0", "nvidia-cutlass-dsl": "4.8.1"}
 CAPABILITIES = (90, 100, 103)
-# Of these, where `attention_backend="auto"` takes the kernels: a device has shown that all kinds of
-# layers which no rule refuses agree with XLA (`python -m jengine.bench.gpu --stages fa4`).
+# Where `attention_backend="auto"` takes the kernels: every kind of layer that no rule refuses was
+# found to agree with XLA on such a device (`python -m jengine.bench.gpu --stages fa4`).
 PROVED = (90,)
-# Tokens of a block that one bulk copy reads, all of them. The kernels multiply the values behind a
-# chunk's last key by probabilities of 0: a NaN there would spoil the outputs, so `rotate_and_write`
-# leaves none in the cache. Small copies, which read other sizes, leave shared memory there as it
-# was, which may hold anything.
+# Block size that bulk copies read, whole blocks at a time. The kernels multiply values after a
+# chunk's last key by probabilities of 0, where a NaN would spoil the outputs: `rotate_and_write`
+# keeps NaN out of the cache. Small copies, for other block sizes, leave shared memory after the
+# last key uninitialised.
 BULK_BLOCK = 128
 
 
@@ -67,7 +67,7 @@ WHY_NOT_AUTO = "no device of this kind has run them yet; `attention_backend='fa4
 
 
 def refused(asked: PrefillCall) -> str | None:
-    """Which rule sends this call to Triton, or None."""
+    """Name of the rule that sends this call to Triton, or None."""
     return next((name for name, rule in RULES.items() if rule.holds(asked)), None)
 
 

@@ -19,18 +19,18 @@ from pallas_kernels.layout import KEYS, VALUES, cache_shape
 from pallas_kernels.prefill_attention import IMPLEMENTATIONS
 from pallas_kernels.prefill_attention.xla import prefill_attention_xla
 
-# Of a token's largest output. Probabilities are rounded to the cache's dtype before they multiply.
+# Relative to a token's largest output. Probabilities are rounded to the cache's dtype.
 TOLERANCES = {"bfloat16": 2e-2, "float16": 4e-3}
 # (cached tokens, new ones): a chunk after a cached prefix, one that begins its prompt, and one that
 # is too short for the kernel. Rows end within a block of 128.
 CHUNKS = ((200, 320), (0, 256), (3, 40))
 TILE = 64
-# In slots behind a row's last key; `rotate_and_write` leaves no NaN in values.
+# Contents of slots after a row's last key; `rotate_and_write` leaves no NaN in values.
 LEFT = {KEYS: np.nan, VALUES: 1.0}
 
 
 class Trial(NamedTuple):
-    """Attention of some layers, as one device computes it."""
+    """Geometry of attention layers, per device."""
 
     heads: int
     kv_heads: int
@@ -61,7 +61,7 @@ class Trial(NamedTuple):
 
 
 def difference(trial: Trial) -> str | None:
-    """What the kernels compute otherwise than XLA, or None. Raises what they raise."""
+    """Description of the first result that differs from XLA's beyond rounding, or None."""
     return first_difference(errors(trial), TOLERANCES[trial.dtype])
 
 
@@ -94,8 +94,8 @@ def largest_error(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def case(trial: Trial) -> tuple[tuple[Array, ...], dict[str, Any]]:
-    """Arguments of prefill attention. Blocks in random order; those of no row hold NaN, and slots
-    behind a row's last key what another request may have left there."""
+    """Arguments of prefill attention, with blocks in random order. Unused blocks hold NaN, slots
+    after a row's last key what an earlier request may have left there."""
     rng = np.random.default_rng(0)
     ends = [cached + new for cached, new in CHUNKS]
     pages = -(-max(ends) // trial.block_size)

@@ -203,7 +203,7 @@ def finish(
     if ACTIVATION == "none":
         store(out_ptr, pair if SCATTERED else row, real, total, first_column, COLUMNS)
     else:
-        # Columns alternate between gates and what they multiply.
+        # Columns are alternating (gate, up) pairs.
         gate, up = tl.split(tl.reshape(total, [TILE_ROWS, TILE_COLUMNS // 2, 2]))
         made = activated(gate, ACTIVATION) * up
         target = pair if SCATTERED else row

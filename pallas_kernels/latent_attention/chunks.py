@@ -35,9 +35,9 @@ def chunk_attention(
 ) -> tuple[Float[Array, "tokens heads value"], Float32[Array, "tokens heads"]]:
     """Causal attention within chunks. Returns outputs and log-sum-exp.
 
-    firsts[i] is the index of the first token of token i's chunk. Padding has an index behind itself
-    and arbitrary output; its keys and values must be finite. Scores are q @ k * scale; with a
-    window a token attends to at most that many tokens, itself included.
+    firsts[i] is the index of the first token of token i's chunk. Padding has firsts[i] > i and
+    arbitrary output; its keys and values must be finite. Scores are q @ k * scale; with a window a
+    token attends to at most that many tokens, itself included.
     """
     tokens, heads, dim = values.shape
     count = -(-tokens // TOKENS_AT_ONCE)
@@ -73,7 +73,7 @@ def chunk_attention(
 
     shape = (heads, count * TOKENS_AT_ONCE)
     nothing = jnp.zeros((*shape, dim), jnp.float32), jnp.full(shape, -jnp.inf, jnp.float32)
-    # Padding comes last, and has no first token before itself.
+    # Padding comes last, with lowest > own.
     used = jnp.max(jnp.where(lowest <= own, own // TOKENS_AT_ONCE + 1, 0))
     out, lse = lax.fori_loop(0, used, queries, nothing)
     out, lse = (x.swapaxes(0, 1)[:tokens] for x in (out, lse))

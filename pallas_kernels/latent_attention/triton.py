@@ -88,7 +88,7 @@ def latent_attention_triton(
     if counters is None:
         counters = zero_counters(rows, heads)
     assert counters.size >= tokens * tiles or not is_split, "of another step"
-    kept = parts if is_split else 1  # a token's only part is not kept
+    kept = parts if is_split else 1  # single parts need no partial results
     out, lse, _, _, counters = call_kernel(
         latent_parts,
         q, cache, as_scalar(layer), tables, fields,

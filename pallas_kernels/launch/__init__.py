@@ -21,9 +21,9 @@ Triton's interpreter on the CPU, from jitted code too. New arrays are then fille
 smallest integer, so that tests notice results that were not written.
 
 - `call.py`         the JAX primitive, and what it becomes on each platform
-- `loading.py`      runs kernels before collectives do
+- `loading.py`      loads kernels' modules before any collective runs
 - `bridge.py`       compiling for CUDA; everything that depends on the versions of jax and triton
-- `probe.py`        a process that tries one small kernel, which some errors of LLVM end
+- `probe.py`        tries one small kernel in a subprocess, which some LLVM errors abort
 - `interpreter.py`  numpy arrays as pointers for Triton's interpreter
 
 Refused, by a `KernelError` that names the kernel, the shapes and the device: kernels that need

@@ -74,14 +74,14 @@ def cuda_call(
     pointers = pointer_types(kernel, arrays)
     with_context = f"{kernel.__name__}({', '.join(map(str, arrays))}) for {device} ({capability})"
     try:
-        # Also where jax-triton compiles it again, for the same limits and errors.
+        # Also where jax-triton will compile it again, to check the same limits.
         compiled = compile_kernel(
             kernel, pointers, launch.constants, launch.num_warps, launch.num_stages, capability
         )
     except Exception as error:
         raise KernelError(f"{with_context}: {error}") from error
-    # XLA passes inputs, then outputs. Those written in place come last, so that a kernel, which
-    # gets each of them once, as an input, may ignore the end of the list.
+    # XLA passes inputs, then outputs. Outputs aliased to inputs come last: the kernel takes these
+    # arrays once, as inputs, and ignores the end of the list.
     aliases = {index: len(new) + number for number, index in enumerate(in_place)}
     if use_jax_triton(capability):
         return _through_jax_triton(context, operands, kernel, launch, new, aliases, capability)

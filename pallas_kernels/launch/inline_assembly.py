@@ -1,7 +1,7 @@
-"""Runs the PTX that kernels write themselves in Triton's interpreter, which cannot do it.
+"""Emulates kernels' inline PTX in Triton's interpreter, which does not support it.
 
-In: a program from pairs of 16 bits, a register $1, to pairs of bfloat16, $0. What it computes is
-what a device computes, so the interpreter proves the very text that devices run.
+In: PTX from a register $1 (two 16-bit values) to $0 (two bfloat16). Results have the bits of a
+device's, so tests in the interpreter cover the text that devices run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
-# The table of (a & b) | c.
+# lop3's lookup table for (a & b) | c.
 AND_OR = 0xEA
 
 
@@ -25,7 +25,7 @@ def as_floats(pairs: np.ndarray) -> np.ndarray:
 
 
 def multiply_add_pairs(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """a * b + c of pairs of bfloat16. Right where the exact result is one of float32."""
+    """a * b + c of pairs of bfloat16. Correctly rounded if float32 holds the exact result."""
     exact = as_floats(a) * as_floats(b) + as_floats(c)
     bits = exact.astype(ml_dtypes.bfloat16).view(np.uint16).astype(np.uint32)
     return bits[..., 0] | bits[..., 1] << 16
@@ -49,7 +49,7 @@ INSTRUCTIONS: Mapping[str, Callable[..., np.ndarray]] = {
 
 
 class Result(NamedTuple):
-    """What Triton's builder returns: an instruction with one result."""
+    """Stands in for the MLIR operation that Triton's builder returns."""
 
     handle: Any
 
@@ -60,7 +60,7 @@ class Result(NamedTuple):
 def run_assembly(
     builder: Any, text: str, constraints: str, operands: Sequence[Any], *others: Any
 ) -> Result:
-    """In place of `create_inline_asm` of the interpreter's builder."""
+    """Replaces `create_inline_asm` of the interpreter's builder."""
     (given,) = operands
     registers = {"$1": np.ascontiguousarray(given.data).view(np.uint32)}
     for line in text.strip("{}\n").splitlines():

@@ -51,7 +51,7 @@ class HostArray:
     def storage_offset(self) -> int:
         return 0
 
-    # A storage, a copy on the host and a new view of it: all of them this very array.
+    # Storage, host copy and new view are all this array.
     def untyped_storage(self) -> HostArray:
         return self
 

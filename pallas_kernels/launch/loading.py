@@ -1,8 +1,8 @@
 """Runs kernels once on devices, without collectives, so that their modules are loaded there.
 
-A kernel's module is loaded at its first launch on a device, which may wait for what runs on it. If
-that is a collective which waits for the next device, and this for another module, both wait for
-ever.
+A kernel's module is loaded at its first launch on a device, which may wait until the device is
+idle. Where a collective runs there that waits for another device, which is loading a module too,
+both deadlock.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from pallas_kernels.launch.call import Shape, kernel_call
 
 
 class KernelCall(NamedTuple):
-    """A kernel with the shapes of its arrays and its launch, which are what its module depends
-    on."""
+    """A kernel with the shapes of its arrays and its launch, which determine its module."""
 
     arrays: tuple[Shape, ...]
     parameters: tuple[tuple[str, Any], ...]  # of `kernel_call`
@@ -51,8 +50,8 @@ def kernel_equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def load_kernels(calls: Iterable[KernelCall], devices: Sequence[jax.Device]) -> None:
-    """Run each on zeros of its shapes, one after the other, on every device; returns when all have
-    run. Takes the memory of the largest one's arrays."""
+    """Run each call on zeros, one after the other, on every device, and wait. Needs memory for the
+    arrays of the largest one."""
     jax.block_until_ready(loading(calls, devices)(np.int32(0)))
 
 
@@ -68,8 +67,8 @@ def loading(calls: Iterable[KernelCall], devices: Sequence[jax.Device]) -> Any:
 
 
 def run_each(calls: Iterable[KernelCall], zero: Array) -> Array:
-    """Run them in order. `zero` is an argument, which XLA does not know: it cannot merge arrays of
-    several calls, and two caches of zeros would not fit."""
+    """Run calls in order, on arrays broadcast from `zero`. XLA must not know its value: merged
+    constants of several calls would be alive together, and two caches of zeros do not fit."""
     for call in calls:
         arrays = [jnp.broadcast_to(zero.astype(one.dtype), one.shape) for one in call.arrays]
         results = kernel_call.bind(*arrays, **dict(call.parameters))

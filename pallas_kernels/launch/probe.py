@@ -1,7 +1,7 @@
-"""Tries a small kernel, in a process that some errors of compilers and drivers end.
+"""Tries a small kernel, in a subprocess that some compiler and driver errors abort.
 
-python -m pallas_kernels.launch.probe 120    compile it for a device that need not be here
-python -m pallas_kernels.launch.probe        run it on each GPU: a line of JSON for each
+python -m pallas_kernels.launch.probe 120    compile for a compute capability; needs no GPU
+python -m pallas_kernels.launch.probe        run on each GPU, printing a line of JSON for each
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pallas_kernels.launch.bridge import compile_kernel, copy_one, use_jax_trito
 
 
 def compile_for(capability: int) -> None:
-    """Compile the probe kernel for a compute capability, and jax-triton's if it is in use."""
+    """Compile the probe kernel for a compute capability, also through jax-triton if installed."""
     compile_kernel(copy_one, ("*i32", "*i32"), (), 1, 1, capability)
     use_jax_triton(capability)
 
@@ -34,7 +34,6 @@ def run_on(device: jax.Device) -> str | None:
 
 
 def main() -> None:
-    """Compile, or run."""
     if len(sys.argv) > 1:
         compile_for(int(sys.argv[1]))
         return

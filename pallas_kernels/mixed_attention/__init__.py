@@ -17,7 +17,7 @@ from pallas_kernels.prefill_attention import prefill_attention
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Int, Shaped
 
-# Implementations that write both results into one array. Others run one after the other.
+# Implementations that write decodes and prefills into one array; others concatenate.
 JOINT = {"triton": "pallas_kernels.mixed_attention.triton:mixed_attention_triton"}
 
 
@@ -59,8 +59,8 @@ def mixed_attention(
 
     The first `rows` entries of `tables` and `starts` belong to decode tokens (position -1 for
     padding), the others to tiles; of `ends`, only the tiles' are read. Options are those of
-    `decode_attention` and `prefill_attention`. `prompts`: the implementation for tiles, where it
-    is another one, "fa4" beside "triton".
+    `decode_attention` and `prefill_attention`. `prompts`: the implementation for tiles if it
+    differs ("fa4", with "triton" for decodes).
     """
     implementation, of_distance = by_distance(implementation, slopes, biases)
     options: dict[str, Any] = {

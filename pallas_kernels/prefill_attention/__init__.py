@@ -24,9 +24,9 @@ IMPLEMENTATIONS = {
     "fa4": "pallas_kernels.prefill_attention.fa4:prefill_attention_fa4",
 }
 
-# Implementations that join tiles; others take them one by one.
+# Implementations that join tiles to runs; others take tiles one by one.
 JOINING = ("triton", "fa4")
-# Queries of one KV head that a program of the GPU kernel takes: the tile of the largest matmuls.
+# Query rows (tokens x query heads of a KV head) of a GPU program, the largest matmul tile.
 QUERIES = 128
 
 

@@ -1,8 +1,8 @@
-"""Copies of quantized keys and values in bfloat16, for the long chunks of a step.
+"""Dequantized bfloat16 copies of keys and values, for the long chunks of a step.
 
-Every tile of a chunk's queries would convert its keys and values again, and where matmuls read
-operands from shared memory, as on Hopper, store them there too. A copy is made once a layer, in
-memory that all layers share. Chunks that find no room in it, and short ones, are read as codes.
+Otherwise every query tile of a chunk would dequantize its keys and values again, and store them to
+shared memory where matmuls read operands there, as on Hopper. A copy is made per layer, in memory
+that layers share. Short chunks, and those that do not fit, attend to the codes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pallas_kernels.tuning import table
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Int
 
-LONG = 128  # tokens of a chunk from which on its copy costs less than it saves
-# Room for copies: a whole table, or so many tokens per token of the step; at most so many bytes.
+LONG = 128  # tokens of a chunk from which its copy costs less than it saves
+# Room for copies: one whole table or PER_TOKEN tokens per token of the step, at most MOST_BYTES.
 PER_TOKEN, MOST_BYTES = 4, 1 << 29
 
 
 class Copies(NamedTuple):
-    """Where chunks find their keys and values."""
+    """The copies, and which tokens attend to them."""
 
     cache: Array  # bf16 [1, 2, pages, block_size, width]
     tables: Array  # i32 [tiles, pages] of the copies
@@ -43,7 +43,8 @@ def copies(
     starts: Int[Array, " tiles"], positions: Int[Array, " tokens"],
     runs: Int[Array, " firsts"] | None, head_dim: int,
 ) -> Copies | None:  # fmt: skip
-    """Copy what long chunks read; None where the cache or the step has no use for it."""
+    """Copy the blocks of long chunks; None for an unquantized cache, or a step that cannot hold a
+    long chunk."""
     room = pages_of_copies(cache, tables, positions, head_dim) if has_scales(cache.dtype) else 0
     if not room:
         return None
@@ -60,15 +61,15 @@ def copies(
 
 
 def places(found: Chunks, block_size: int, room: int) -> tuple[Array, Array, Array]:
-    """The first page of each chunk's copy and whether it has one, by run; and the block that each
-    page is of, or -1."""
+    """Per run, the first page of its chunk's copy and whether the chunk is copied; per page, the
+    block it copies, or -1."""
     pages = found.tables.shape[1]
     needed = jnp.where(found.queries >= LONG, -(-found.keys // block_size), 0)
     needed = jnp.minimum(needed, pages)
     stop = jnp.cumsum(needed)
     first, is_copied = stop - needed, (needed > 0) & (stop <= room)
     page = jnp.arange(room, dtype=jnp.int32)
-    # Not by bisection: a loop would end the CUDA graph.
+    # Not by bisection: a loop would split the CUDA graph.
     owner = jnp.searchsorted(stop, page, side="right", method="compare_all")
     owner = jnp.minimum(owner, stop.size - 1)
     is_used = is_copied[owner] & (page < stop[owner])
@@ -77,7 +78,7 @@ def places(found: Chunks, block_size: int, room: int) -> tuple[Array, Array, Arr
 
 
 def pages_of_copies(cache: Array, tables: Array, positions: Array, head_dim: int) -> int:
-    """Pages that there is room for; 0 if no chunk of the step can be long."""
+    """Pages to allocate for copies; 0 if no chunk of the step can be long."""
     block_size, pages = cache.shape[3], tables.shape[1]
     page_bytes = (
         2 * block_size * kv_heads_of(cache, head_dim) * head_dim * jnp.bfloat16.dtype.itemsize
@@ -88,7 +89,7 @@ def pages_of_copies(cache: Array, tables: Array, positions: Array, head_dim: int
 
 
 def copied(cache: Array, layer: int | Array, sources: Int[Array, " pages"], head_dim: int) -> Array:
-    """A cache of one layer with these blocks, dequantized; -1 leaves a page as it is."""
+    """A one-layer cache of these blocks, dequantized; a page of -1 is not written."""
     kv_heads, block_size = kv_heads_of(cache, head_dim), cache.shape[3]
     best = table("prefill_attention")["copies"]
     constants = {

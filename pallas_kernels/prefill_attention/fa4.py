@@ -1,8 +1,8 @@
 """Prefill attention: long chunks by FlashAttention-4's kernel, all others by Triton's.
 
-Programs of the former take 128 queries of one chunk and head, of the latter the queries of all
-heads that share keys, which short chunks fill. A step has room for few long chunks, so few programs
-of the kernel find none.
+A program of the former takes at least 128 tokens of one chunk and query head; one of the latter
+packs the query heads of a KV head, so short chunks fill it. The grid covers as many long chunks as
+fit a step, which are few, so few programs are idle.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pallas_kernels.layout import PLANES
 from pallas_kernels.prefill_attention.chunks import chunks
 from pallas_kernels.prefill_attention.triton import prefill_attention_triton
 
-LONG = 256  # tokens of a chunk for which the kernel is the faster one
+LONG = 256  # tokens of a chunk from which FlashAttention-4 is faster than Triton
 
 
 def prefill_attention_fa4(
@@ -51,7 +51,7 @@ def prefill_attention_fa4(
         )
     found = chunks(tables, starts, positions, runs)
     is_long = found.queries >= LONG
-    # Triton attends to the others, and fills what is left to the kernel, and padding, with zeros.
+    # Triton computes short chunks, and writes zeros for long ones and padding.
     short = jnp.where(is_long[found.chunk_of_token], -1, positions)
     written = None if into is None else (into[0].astype(cache.dtype), into[1])
     both = prefill_attention_triton(

@@ -1,4 +1,4 @@
-"""Triton kernel for prefill attention: part of a query tile over its row's pages."""
+"""Triton kernels for prefill attention, and for its dequantized copies of blocks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pallas_kernels.decode_attention.kernels import (
     with_sinks,
 )
 
-# The position of a query that another call attends to: its output is left as it is.
+# Position of a query that another call computes; its output is not written.
 ELSEWHERE = tl.constexpr(-2)
 
 
@@ -98,7 +98,7 @@ def prefill_tiles(
     at = heads_at[:, None] * HEAD_DIM + lane[None, :]
     stored = real[:, None] & (lane < HEAD_DIM)[None, :]
     last = tl.max(own, 0)
-    if PARTIAL:  # noqa: SIM102 - this one is decided when it is compiled
+    if PARTIAL:  # noqa: SIM102 - decided at compile time
         if last == ELSEWHERE:
             return
     if last < 0:
@@ -185,7 +185,7 @@ def prefill_tiles(
 def copy_heads(
     cache_ptr,  # of codes, see `pallas_kernels.layout`
     layer_ptr,  # i32[1]
-    sources_ptr,  # i32[PAGES]: the block that a page of the copy is of, or -1
+    sources_ptr,  # i32[PAGES]: the block that each page copies, or -1
     copy_ptr,  # bf16[1, 2, PAGES, block_size, kv_heads * dim]
     LAYER_STRIDE: tl.constexpr,
     PLANE_STRIDE: tl.constexpr,

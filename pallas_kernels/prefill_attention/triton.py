@@ -72,7 +72,7 @@ def prefill_attention_triton(
     tiles' queries are the last. `into` are output arrays whose last entries are written in place.
     """
     options |= {"head_dim": head_dim, "window": window, "runs": runs}
-    # Under a window most of what would be copied is not read.
+    # Under a sliding window most copied blocks would not be read.
     found = None
     if window is None:
         found = copies(cache, layer, tables, starts, positions, runs, head_dim)
@@ -105,8 +105,8 @@ def attend_tiles(
     into: tuple[Array, Array] | None = None,
     partial: bool = False,
 ) -> tuple[Array, Array]:
-    """`prefill_attention_triton` over the cache as it is. `partial`: outputs of tiles whose
-    positions are ELSEWHERE are left as they are."""
+    """`prefill_attention_triton` without copies. `partial`: outputs of tiles whose positions are
+    ELSEWHERE are not written."""
     tiles, pages = tables.shape
     tokens, heads, _ = q.shape
     kv_heads = kv_heads_of(cache, head_dim)
@@ -129,7 +129,8 @@ def attend_tiles(
         jax.ShapeDtypeStruct(q.shape, dtype),
         jax.ShapeDtypeStruct((tokens, heads), jnp.float32),
     )
-    firsts = starts if runs is None else runs  # likewise
+    # Nor does it read unused runs and ends.
+    firsts = starts if runs is None else runs
     keys = starts if ends is None else ends
     given = (q, cache, as_scalar(layer), tables, starts, positions, keys, firsts, sink)
     out, lse = call_kernel(

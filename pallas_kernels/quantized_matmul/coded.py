@@ -23,11 +23,11 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 Kind = Literal["int4", "int8", "fp4", "fp8"]
 FOUR_BITS = ("int4", "fp4")
-# What codes without zeros of their own are larger by: integers of four bits have no sign.
+# Implied zero of codes without `zeros`: 4-bit integers are stored unsigned.
 MIDDLE = {"int4": 8, "int8": 0, "fp4": 0, "fp8": 0}
-# What stored zeros are larger by than what is subtracted from the codes.
+# Offset of stored zeros: code - (zero - offset).
 ZERO_OFFSET = {"int4": 0, "int8": 128}
-# Inputs that a kernel multiplies at once, the most and the least.
+# Inputs per dot of a kernel, the most and the least.
 LARGEST_PART, SMALLEST_PART = 64, 16
 # Scales of FP4 are powers of two: the bits of a float32 above its fraction.
 EXPONENT_BITS = 23
@@ -35,7 +35,7 @@ FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def part_for(kind: Kind, inputs: int, group: int) -> int | None:
-    """Inputs of one scale that a kernel multiplies at once, or None if the shape is unsupported."""
+    """Inputs per dot of a kernel, all with one scale; None if the shape is unsupported."""
     part = LARGEST_PART
     while part >= SMALLEST_PART:
         block = 2 * part if kind in FOUR_BITS else part

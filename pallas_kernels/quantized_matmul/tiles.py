@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# What numbers of E2M1 and E4M3 are larger by than where their bits are read as those of float16.
+# E2M1 and E4M3 numbers, relative to their bits read as float16.
 FP4_AS_HALF = tl.constexpr(16384.0)
 FP8_AS_HALF = tl.constexpr(256.0)
 

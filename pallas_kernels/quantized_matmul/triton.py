@@ -30,7 +30,7 @@ class QuantizedTilesLaunch:
     columns: int
     tile_rows: int
     split: int
-    part: int  # inputs that are multiplied at once
+    part: int  # inputs per dot
     float8: bool  # whether activations are FP8 too
     constants: tuple[tuple[str, Any], ...]
 

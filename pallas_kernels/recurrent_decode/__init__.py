@@ -1,7 +1,8 @@
 """Single-token steps of recurrent layers, updating states in place.
 
-In: state arrays, the unit that each row reads and writes, and the row's token. Out: outputs and
-states. Kernels only: without them recurrences run in XLA. Must not know how units are assigned.
+In: state arrays, the unit (state slot) that each row reads and writes, and the row's token. Out:
+outputs and states. Triton only; elsewhere recurrences run in XLA. Must not know how units are
+assigned.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from pallas_kernels.choice import choose
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
 
-# The implementations that have these kernels.
 IN_PLACE = ("triton",)
 DELTA = {"triton": "pallas_kernels.recurrent_decode.triton:delta_step_triton"}
 STATE_SPACE = {"triton": "pallas_kernels.recurrent_decode.triton:state_space_step_triton"}

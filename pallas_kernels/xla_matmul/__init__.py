@@ -9,7 +9,7 @@ from __future__ import annotations
 from pallas_kernels.tuning import tuned
 
 CUBLASLT = "cublaslt"
-# XLA times both for each matmul, on a device, and takes the faster one.
+# XLA autotunes each matmul on the device.
 TIMED_BY_XLA = "xla"
 LIBRARIES = (CUBLASLT, TIMED_BY_XLA)
 

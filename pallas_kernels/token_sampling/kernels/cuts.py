@@ -24,7 +24,7 @@ from pallas_kernels.token_sampling.kernels.order import (
 )
 
 PIVOTS = tl.constexpr(8)
-# Numbers that are kept per pivot: a count, and a weight in two.
+# Words per pivot: a count, and a weight in two halves.
 SUMS = tl.constexpr(3)
 LOW_BITS = tl.constexpr(31)
 LOW_MASK = tl.constexpr(2**31 - 1)
@@ -153,7 +153,7 @@ def find_cuts(
             )
             outside = tl.max(tl.where(pivot >= high, weights, 0), 0)
             within, _ = amounts_between(keys_ptr, listed, highest, threshold, high, True, BLOCK)
-            # With a surplus some tokens equal the threshold: it is the key of a real weight.
+            # With a surplus, tokens equal the threshold, so it has a weight.
             total = outside + within - surplus * amount_of(threshold, highest, True)
         if top_p < 1.0:
             target = share_of(total, top_p)

@@ -59,7 +59,7 @@ def amount_of(key, highest, WEIGHTED: tl.constexpr):
     if WEIGHTED:
         bits = tl.where(key < 0, key ^ 0x7FFFFFFF, key)
         weight = tl.exp(bits.to(tl.float32, bitcast=True) - highest)
-        # NEVER is not the key of a number and has no weight.
+        # NEVER is no float's key and has no weight.
         weight = tl.where(key >= LOWEST_FINITE, weight, 0.0)
         return (weight * WEIGHT_OF_BEST + 0.5).to(tl.int64)
     return (key * 0 + 1).to(tl.int64)
