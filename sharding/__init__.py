@@ -8,10 +8,10 @@ else. A dimension that does not divide evenly is replicated. XLA inserts the col
 all-reduces per layer, and for sampling only each device's best logits. Attention runs per device on
 its own heads.
 
-`dcp` (`decode_context_parallel_size`): devices of one head divide the tokens of each KV cache
-block, so a block holds that many times as many tokens. A kernel sees a shorter sequence, in prefill
-and decode alike, and a layer merges partial outputs by log-sum-exp. Sliding-window layers are
-replicated.
+`dcp` (`decode_context_parallel_size`): devices with the same KV heads divide the tokens of each KV
+cache block, so a block holds that many times as many tokens. A kernel sees a shorter sequence, in
+prefill and decode alike, and a layer merges partial outputs by log-sum-exp. Sliding-window layers
+are replicated.
 
 `pcp` (`prefill_context_parallel_size`): groups of devices, each with all weights and the whole
 cache, divide the tokens of a step: decode rows and prompt tiles round-robin, so that each group has

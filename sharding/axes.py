@@ -7,13 +7,12 @@ from collections.abc import Mapping
 
 from jax.sharding import PartitionSpec
 
-# The mesh of an engine. STAGES shards the layers. Devices along REPLICAS and CONTEXT work on the
-# same KV heads, because a model has fewer of those than there are devices: along REPLICAS they
-# cache the same tokens of a request, along CONTEXT different ones. Everything else of a layer is
-# sharded over all three. Devices along PREFILL have the same part of the model and of the cache,
-# and compute different tokens of a step.
+# Axes of a replica's mesh. STAGES shards the layers. Devices along REPLICAS and CONTEXT have the
+# same KV heads: along REPLICAS they cache the same tokens of a request, along CONTEXT different
+# ones. Everything else of a layer is sharded over TENSOR and these two. Devices along PREFILL have
+# the same shards of the model and of the cache, and compute different tokens of a step.
 STAGES, TENSOR, REPLICAS, CONTEXT, PREFILL = "pp", "tp", "tp_replicas", "dcp", "pcp"
-# Numbers copies of the model.
+# Data-parallel replicas.
 DATA = "dp"
 
 # Logical axis -> the mesh axes it is sharded over (none: replicated).
@@ -27,7 +26,7 @@ MESH_AXES: dict[str, tuple[str, ...]] = {
     "queries_of_kv_head": (REPLICAS, CONTEXT),
     # Heads of latent attention, which share what is cached.
     "heads": (TENSOR, REPLICAS, CONTEXT),
-    # Images that devices encode apart, each with a whole tower.
+    # Images encoded data-parallel, each device with the whole encoder.
     "images": (TENSOR, REPLICAS, CONTEXT),
     # The tokens of a block of the KV cache; queries and heads that read one device's tokens.
     "block_tokens": (CONTEXT,),
@@ -36,8 +35,8 @@ MESH_AXES: dict[str, tuple[str, ...]] = {
     # The tokens of a step, in the order of devices.
     "tokens": (PREFILL,),
     "embed": (),
-    # Parameters of experts name "mlp" as well: a placement shards by one of the two. Over copies of
-    # the model only where those step together.
+    # Expert weights name "mlp" as well: a placement shards by one of the two. Sharded over replicas
+    # only if these run joint steps.
     "experts": (DATA, TENSOR, REPLICAS, CONTEXT),
     "head_dim": (),
 }

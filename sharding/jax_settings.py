@@ -15,9 +15,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 
-# Setting -> the engine's value and, where it means the same, JAX's default. Not here, and so those
-# of the caller who traces: numpy_rank_promotion, as nothing of ours promotes ranks, and what JAX
-# logs.
+# Setting -> the engine's value and, if equivalent, JAX's default. Left to the caller:
+# numpy_rank_promotion, since the engine's code promotes no ranks, and JAX's logging.
 OWN: dict[str, tuple[Any, ...]] = {
     "jax_enable_x64": (False,),
     "jax_disable_jit": (False,),
@@ -53,15 +52,15 @@ R = TypeVar("R")
 class engine_context:
     """Context manager and decorator: this thread uses the engine's JAX settings, restored on exit.
 
-    Only settings that differ are entered; a few microseconds if none does. No mesh is set, because
-    every array of ours carries its sharding. The matmul precision is the process's, not the
-    thread's; where the process has none, EXACT.
+    Only settings that differ are entered; a few microseconds if none does. No mesh is set, since
+    the engine's arrays carry their shardings. The matmul precision is the process's, not the
+    thread's; EXACT if the process sets none.
     """
 
     __slots__ = ("_entered",)
 
     def __enter__(self) -> None:
-        self._entered: list[AbstractContextManager[Any]] = []  # an ExitStack takes longer than all
+        self._entered: list[AbstractContextManager[Any]] = []  # an ExitStack would be slower
         given = _values(jax.config)
         try:
             if given not in (_USUAL, _ENTERED):

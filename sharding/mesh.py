@@ -52,8 +52,8 @@ def mesh_sizes(
 def chosen_devices(tensor: int | None, stages: int | None, mesh: Mesh | None) -> np.ndarray:
     """Choose an engine's devices, [stages, devices per stage], from a mesh or JAX's first ones.
 
-    A mesh may have one axis beside that of stages. Default: one device; in a multi-process program,
-    all devices of all processes.
+    A mesh's axes other than "pp" are flattened. Default: one device per stage; in a multi-process
+    program, all devices of all processes.
     """
     if mesh is not None:
         return _devices_of(mesh, tensor, stages)
@@ -82,7 +82,8 @@ def _devices_of(mesh: Mesh, tensor: int | None, stages: int | None) -> np.ndarra
 
 
 def more_cpu_devices(wanted: int) -> str:
-    """Hint for error messages on making more virtual CPU devices; empty on other platforms."""
+    """Hint for error messages on making more virtual CPU devices; empty if there are enough, or on
+    other platforms."""
     if jax.default_backend() != "cpu" or wanted <= jax.device_count():
         return ""
     return (

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sharding.axes import DATA, MESH_AXES, PREFILL, STAGES, Axes, mesh_axes, partition_spec
 from sharding.replicas import replica_meshes
 
-# The memory of the host that devices copy from and to the fastest, by JAX's name.
+# JAX's memory kind of pinned host memory, the fastest for device transfers.
 HOST = "pinned_host"
 
 
@@ -25,23 +25,23 @@ class Placement:
     mesh: Mesh
     # Called with every parameter before it is put on devices.
     observe: Callable[[str, Any], None] | None = field(default=None, compare=False)
-    # Whether a device has some experts whole, instead of a part of each.
+    # Expert parallelism: each device has whole experts, instead of a shard of each.
     whole_experts: bool = False
-    # How tokens reach the devices that have their experts, or the sums come back.
+    # Collectives of expert parallelism (`all2all_backend`).
     expert_exchange: str = "allgather_reducescatter"
-    # Slots for whole experts beyond one for each; None: there are no slots, experts do not move.
+    # Redundant expert slots (EPLB); None: no slots, so experts do not move.
     redundant_experts: int | None = None
-    # Whether replicas run each step together, so that whole experts are spread over all of them.
+    # Whether replicas run joint steps, with whole experts spread over all of them.
     joint: bool = False
-    # Whether this is the view inside a stage, or inside one of the replicas that step together,
-    # where arrays are its shards already.
+    # Whether this is the view inside a function mapped over stages, or over the replicas of joint
+    # steps, where arrays are already shards.
     inside_stage: bool = False
     inside_replica: bool = False
-    # Whether every device has arrays whole, and works with them by itself.
+    # Whether arrays are replicated and each device computes by itself.
     is_apart: bool = False
-    # Whether every device runs all tokens of a step, even where steps are divided over "pcp".
+    # Whether every device runs all tokens of a step, even with a "pcp" axis.
     runs_all_tokens: bool = False
-    # HOST: arrays are in the host's memory, sharded as if they were on the devices.
+    # HOST: arrays are in host memory, with the same shardings.
     memory: str | None = None
 
     @property
@@ -58,7 +58,7 @@ class Placement:
 
     @property
     def axis_sizes(self) -> dict[str, int]:
-        """`sizes` for logical axes, which span replicas only if these step together (`joint`)."""
+        """`sizes` for logical axes, which span replicas only in joint steps (`joint`)."""
         return self.sizes if self.joint else {**self.sizes, DATA: 1}
 
     @property
@@ -89,7 +89,7 @@ class Placement:
 
     @property
     def with_all_tokens(self) -> Placement:
-        """A placement under which no step's tokens are divided."""
+        """A placement under which a step's tokens are not sharded over "pcp"."""
         return replace(self, runs_all_tokens=True)
 
     def stage(self, index: int) -> Placement:
@@ -173,8 +173,8 @@ class Placement:
     ) -> Callable[..., Any]:
         """`shard_map` over devices; each call gets one device's shards.
 
-        `inputs` and `outputs` are partition specs. The function must give the shards of what it
-        would return for whole arrays.
+        `inputs` and `outputs` are partition specs. The function must return the shards of its
+        result for whole arrays.
         """
         if not self.is_split:
             return function
@@ -227,7 +227,7 @@ class Readable(Protocol):
 
 
 def put(values: Readable, sharding: NamedSharding) -> jax.Array:
-    """Put values on devices. Of stored values, this process reads each of its shards once."""
+    """Put values on devices. Reads only addressable shards of stored values, each once."""
     if isinstance(values, jax.Array) and has_shards_of(values, sharding):
         return seen_as(values, sharding)
     spans_processes = isinstance(values, jax.Array) and not values.is_fully_addressable
@@ -239,7 +239,7 @@ def put(values: Readable, sharding: NamedSharding) -> jax.Array:
 
     def shard(part: Any) -> Any:
         key = tuple(one.indices(size) for one, size in zip(part, values.shape, strict=True))
-        if key not in shards:  # replicas have the same one
+        if key not in shards:  # replicated shards are read once
             shards[key] = values[part]
         return shards[key]
 

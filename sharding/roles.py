@@ -14,12 +14,12 @@ from jax.sharding import AxisType, Mesh
 
 from sharding.axes import DATA, STAGES, TENSOR
 
-# A copy of the model along the axis, a part of each layer, some of the layers; "first": the engine
-# runs on its first devices alone, which get arrays whole that are sharded over it.
+# Data, tensor and pipeline parallelism; "first": the engine uses only the devices at index 0 of the
+# axis, on which arrays sharded over it are made whole.
 Role = Literal["replica", "tensor", "stage", "first"]
 ROLES: tuple[Role, ...] = get_args(Role)
 AXIS_OF: Mapping[Role, str] = {"replica": DATA, "stage": STAGES, "tensor": TENSOR}
-# Usual names of axes over which trainers split batches, beside others that split layers.
+# Usual names of trainers' data-parallel axes.
 OF_BATCHES = (DATA, "data", "fsdp", "batch", "replica")
 
 

@@ -1,12 +1,12 @@
-"""Compiled programs that engines of this process share.
+"""Cache of compiled programs, shared by the engines of this process.
 
-In: everything that a program is made of, as a key. Out: the program of that key, compiled if no
-engine has it, and freed with the last one that does. Must not know what a program is.
+In: everything that a program depends on, as a key. Out: the program, compiled if no engine has it,
+and freed with the last engine that does. Must not know what a program is.
 
-So a second engine of the same model and settings traces and compiles nothing. Parameters are
-operands: other values are no other program. What a trace reads must be in the key, and compared:
-programs with functions or modules of users are not shared. GPUs share no steps, because XLA records
-CUDA graphs per program and for the buffers of one engine.
+A second engine of the same model and settings traces and compiles nothing. Parameters are operands,
+so their values are not in the key. The key must contain all that tracing reads, compared by value:
+programs with users' functions or modules are not shared. GPUs share no steps, because XLA records
+CUDA graphs per program, for the buffers of one engine.
 """
 
 from __future__ import annotations
@@ -40,6 +40,6 @@ def shared(key: Hashable | None, make: Callable[[], Any]) -> Any:
 
 
 def _settings() -> tuple[Any, ...]:
-    """Settings of the process by which its programs, or where they are kept, differ."""
+    """Process-wide settings on which compiled programs, or their cache folder, depend."""
     kept_in = jax.config.jax_compilation_cache_dir  # pyrefly: ignore[missing-attribute]
     return matmul_precision(), kept_in
