@@ -1,8 +1,8 @@
 """Sampling: logits to tokens, with penalties, masks, filters and log-probabilities.
 
 In: float32 logits, row state, per-position parameters. Out: tokens and the next row state. Must not
-know: requests, plans, how logits were made. features.py, row_parameters.py and inputs.py import
-no jax, for the host half; every other name is loaded on first use, so that they stay so.
+know: requests, plans, how logits were made. features.py, row_parameters.py and inputs.py do not
+import jax (the runner's host half uses them); for that reason all other names are imported lazily.
 """
 
 from importlib import import_module

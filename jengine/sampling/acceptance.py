@@ -22,7 +22,7 @@ class Drafted(NamedTuple):
     """The drafts that a step ran, per slot. K: the maximum drafts per row."""
 
     offsets: Array  # i32[S] 0: after the row's last token; j: after its j-th draft
-    # i32[S, K] the drafts up to a slot, the nearest first: [s, d] stands d + 1 before the token
+    # i32[S, K] the drafts up to a slot, the last first: [s, d] is d + 1 positions before the token
     # to be sampled; -1: no draft
     earlier: Array
 
@@ -43,7 +43,7 @@ def accepted(tokens: Int32[Array, " slots"], drafts: Drafted) -> Bool[Array, " s
         wrong = (drafts.offsets > 0) & ((ran < 0) | (jnp.roll(tokens, 1) != ran))
         total = jnp.cumsum(wrong.astype(jnp.int32))
         first = jnp.arange(len(tokens), dtype=jnp.int32) - drafts.offsets
-        return total == total.at[first].get(mode="clip")  # nothing was wrong since the first slot
+        return total == total.at[first].get(mode="clip")  # no mismatch since the row's first slot
 
 
 def last_of_each(

@@ -39,8 +39,8 @@ def adjust(
         marks = _with_drafts(marks, earlier)
     bias = state.bias.at[rows].get(mode="clip")  # [S, V]
     with jax.named_scope("bias"):
-        # One addition applies both allowed ids (-inf for the others) and logit_bias. Where the mask
-        # of a grammar leaves none of those ids, it decides alone.
+        # Allowed ids (-inf elsewhere) and logit_bias in one addition; skipped where a grammar's
+        # mask leaves none of the allowed ids.
         result = logits + bias
         something_left = jnp.any(result > -jnp.inf, axis=-1, keepdims=True)
         result = jnp.where(something_left, result, logits)
@@ -89,7 +89,7 @@ def _completes_bad_word(
     stands = state.history.at[rows[:, None], column].get(mode="clip")
     if earlier is not None:
         slot = lax.broadcasted_iota(jnp.int32, distance.shape, 0)
-        # A distance of 0 or less is not looked up: the entry is the token itself, or none.
+        # Not looked up at a distance of 0 (the word's last token) or -1 (padding).
         back = jnp.where(distance > 0, distance - 1, earlier.shape[1])
         drafted = earlier.at[slot, back].get(mode="fill", fill_value=-1)
         stands = jnp.where(drafted >= 0, drafted, stands)

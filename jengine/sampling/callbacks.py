@@ -1,7 +1,7 @@
-"""Keeps exceptions in Python callbacks of requests' functions from failing the step.
+"""Contains exceptions of Python callbacks in users' functions (logits processors, taps).
 
-XLA fails the whole step, shared by all requests and holding the donated KV cache, if a callback
-raises. Each callback is wrapped: errors go to `note`, and zeros replace its result.
+If a callback raises, XLA fails the whole step, shared by all requests and holding the donated KV
+cache. So each callback is wrapped: errors go to `note`, and zeros replace its result.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class SamplingFeatures:
     random: bool = False  # temperature, min-p, top-k and top-p
     adjust: bool = False  # penalties, bias, bad words, allowed ids, min_tokens
     logprobs: int | None = None
-    # Rows may have ids of their own in place of the K best tokens: needs `adjust` and `logprobs`.
+    # Rows may name the token ids to score instead of the top K: needs `adjust` and `logprobs`.
     own_ids: bool = False
     logprobs_mode: LogprobsMode = "raw_logprobs"
     processors: tuple[ProcessorSet, ...] = ()  # functions that change logits; they need `adjust`

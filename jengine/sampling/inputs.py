@@ -13,10 +13,10 @@ from jengine.sampling.row_parameters import seed_words
 
 
 class RowSetting(NamedTuple):
-    """Declares a per-request setting: dtype, where its value comes from, and its shape."""
+    """Declares a per-request setting of the sampler."""
 
     dtype: str
-    source: Callable[[Any], Any]  # its value, from the plan's NewRow
+    source: Callable[[Any], Any]  # NewRow to value
     width: tuple[int, ...] = ()  # shape of one value
 
 
@@ -25,8 +25,8 @@ class SamplingInput(NamedTuple):
     new sampling parameter is one more field."""
 
     rows: Any  # i32[S] engine row, or R for padding
-    # i32[S] where the token to be sampled stands in its sequence; packed as -1 where only the
-    # device knows it
+    # i32[S] position in the sequence of the token to be sampled; packed as -1 where only the device
+    # knows it
     positions: Any
     # f32[S] 0: greedy, and the filters are off
     temperature: Annotated[Any, RowSetting("float32", attrgetter("sampling.temperature"))]
@@ -40,7 +40,7 @@ class SamplingInput(NamedTuple):
     seed: Annotated[Any, RowSetting("uint32", lambda new: seed_words(new.sampling.seed), (2,))]
     # i32[S] 0: logits as they are; otherwise 1 + the request's row in RowState
     adjusted: Annotated[Any, RowSetting("int32", attrgetter("sampler_row"))]
-    # i32[S] 0: nothing but a token mask changes the logits
+    # i32[S] 0: only a token mask changes the logits
     beyond_mask: Annotated[Any, RowSetting("int32", attrgetter("sampling.adjusts_beyond_mask"))]
     # i32[S] number of a set of logits processors; 0: none
     processors: Annotated[Any, RowSetting("int32", attrgetter("sampling.processors"))]
@@ -50,7 +50,7 @@ class SamplingInput(NamedTuple):
     presence: Annotated[Any, RowSetting("float32", attrgetter("sampling.presence_penalty"))]
     # f32[S] 0: off
     frequency: Annotated[Any, RowSetting("float32", attrgetter("sampling.frequency_penalty"))]
-    # i32[S] the first generated token stands at this position
+    # i32[S] position of the first generated token
     prompt_length: Annotated[Any, RowSetting("int32", attrgetter("prompt_length"))]
     # i32[S] stop ids are masked at positions below this one
     min_position: Annotated[

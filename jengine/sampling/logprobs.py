@@ -1,7 +1,7 @@
 """Log-probabilities of chosen and top tokens, and ranks.
 
-In: logits and token ids. Out: Logprobs: the chosen token first, then the top ones or those a slot
-names. Must not know: how a token was chosen, requests, the user's logprobs mode.
+In: logits and token ids. Out: Logprobs of the chosen token, then of the top K or of ids that the
+request names. Must not know: how a token was chosen, requests, the user's logprobs mode.
 """
 
 from __future__ import annotations

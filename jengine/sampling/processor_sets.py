@@ -18,7 +18,7 @@ from jengine.sampling.raised import Raised
 
 # f(logits) or f(ids, logits): f32[vocab] and i32[length] of one row -> f32[vocab]
 Processor = Callable[..., Any]
-# Each set has programs of its own, which are kept for as long as the engine.
+# Each set compiles its own programs, which are never dropped.
 MOST_SETS = 32
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass
 class Raised:
-    """Error count of one processor set. XLA's threads write it; the thread that reads steps
-    compares it with the count when the step was queued."""
+    """Error count of one set of taps or logits processors. XLA's threads write it; the thread that
+    reads steps compares it with the count when the step was queued."""
 
     count: int = 0
     last: str = ""

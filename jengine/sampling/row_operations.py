@@ -30,9 +30,9 @@ SoftmaxParts = Callable[[Array], tuple[Array, Array]]
 class RowOperations(NamedTuple):
     """Operations that reduce or fill a whole row of logits."""
 
-    best_tokens: Callable[[Array], Array]  # -1 for rows that cannot be used
+    best_tokens: Callable[[Array], Array]  # -1 for rows with NaN or +inf, or only -inf
     softmax_parts: SoftmaxParts
-    # Logits, top_k, top_p and min_p to logits that are -inf where a token is cut off.
+    # Logits, top_k, top_p and min_p to filtered logits (-inf for cut tokens).
     cut_logits: Callable[[Array, Array, Array, Array], Array]
     # The engine's key, seeds and positions to a noise key per row, u32[S, 2].
     row_keys: Callable[[Array, Array, Array], Array]

@@ -11,7 +11,7 @@ import numpy as np
 
 from jengine.config import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGPROB_IDS
 
-# A bad word is recognised by the tokens before its last one.
+# Bad words are matched against the row's last tokens.
 LONGEST_HISTORY = MAX_BAD_WORD_TOKENS
 
 # A mark is a count of generated tokens with two flags above it.
@@ -89,7 +89,7 @@ def pack_admission(
         _bias(logit_bias or {}, allowed, vocab),
         _history(known, history_length(max_len)),
         *_flatten(bad_words, vocab),
-        # All tokens, until a plan brings the mask of a grammar.
+        # All tokens, until a plan sets a grammar's mask.
         mask=np.full(mask_words(vocab), -1, np.int32),
         logprob_ids=_logprob_ids(logprob_ids, vocab),
     )
@@ -112,7 +112,7 @@ def _history(known: np.ndarray, length: int) -> np.ndarray:
 
 
 def _marks(known: np.ndarray, prompt_length: int, stop: np.ndarray, vocab: int) -> np.ndarray:
-    # Prompts may hold placeholder ids outside the vocabulary (images): those have no logit.
+    # Placeholder ids of images may be outside the vocabulary.
     inside = (known >= 0) & (known < vocab)
     generated = np.arange(known.size) >= prompt_length
     marks = np.bincount(known[inside & generated], minlength=vocab).astype(np.int32)

@@ -41,10 +41,10 @@ class RowState(NamedTuple):
     bad_words: Array  # i32[A, 1024] the tokens of all bad words, one word after the other
     bad_word_of: Array  # i32[A, 1024] which word an entry belongs to, -1 = none
     bad_word_distance: Array  # i32[A, 1024] tokens from an entry to the end of its word
-    # i32[A, 1 + K, W] a bit per token that may be sampled next, and after each of K drafts; W:
+    # i32[A, 1 + K, W] bitmask of allowed next tokens, and of those after each of K drafts; W:
     # `mask_words`
     mask: Array
-    # i32[A, P] ids whose log-probabilities are wanted, filled up with -1; P: `logprob_width`
+    # i32[A, P] ids whose log-probabilities are requested, padded with -1; P: `logprob_width`
     logprob_ids: Array
 
 
@@ -79,7 +79,7 @@ def record(
     tokens: Int32[Array, " slots"],
     keep: Bool[Array, " slots"],
 ) -> RowState:
-    """Count and remember one sampled token per slot where `keep` holds. `rows` are pool rows."""
+    """Add each slot's sampled token to its pool row's counts and history, where `keep` holds."""
     with jax.named_scope("record"):
         # Dropping needs an index past the end: negative ones would wrap around.
         target = jnp.where(keep, rows, state.marks.shape[0])

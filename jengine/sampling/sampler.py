@@ -37,7 +37,7 @@ class SampleOutput(NamedTuple):
 
     tokens: Array  # i32[S], -1 where the logits hold NaN or +inf, or are all -inf
     logprobs: Logprobs | None
-    counts: Array | None = None  # bool[S] whether a slot's token counts; None: all do
+    counts: Array | None = None  # bool[S] accepted slots; None: no drafts, so all are
 
 
 def sample(
@@ -53,8 +53,8 @@ def sample(
 ) -> tuple[SampleOutput, RowState | None]:
     """Sample one token per slot. Returns (output, next state).
 
-    With `drafts`, a slot counts only if all drafts before it were sampled. `changed` are logits
-    after host processors, which precede those of the step. `key_data` is the engine seed
+    With `drafts`, a slot is accepted only if all drafts before it were sampled. `changed` are
+    logits after host processors, which run before those of the step. `key_data` is the engine seed
     (`seed_words`). The state is updated if `features.adjust`, else returned as is. `implementation`
     names a kernel of `sample_tokens` or an entry of `row_operations`, which need unsharded logits;
     None is plain XLA, whose logits may be sharded over the vocabulary.
@@ -65,11 +65,11 @@ def sample(
     if kept is not None:
         allowed = allowed_logits(raw, kept, inputs, drafts)
         given = allowed
-        if features.processors or changed is not None:  # before masks, which hold whatever they do
+        if features.processors or changed is not None:  # before masks, which they cannot lift
             given = processed_logits(processed, kept, inputs, features.processors)
             given = allowed_logits(given, kept, inputs, drafts)
         with jax.named_scope("adjust"):
-            # Not where token masks are all: it reads several times as much as they do.
+            # Skipped if there are only token masks: it reads several times as much memory.
             wanted = jnp.any((inputs.adjusted > 0) & (inputs.beyond_mask > 0))
             earlier = None if drafts is None else drafts.earlier
             processed = lax.cond(
@@ -110,7 +110,7 @@ def _is_random(inputs: SamplingInput) -> Array:
 
 
 def _shows_filtered(features: SamplingFeatures) -> bool:
-    """Whether log-probabilities of the filtered distribution are wanted."""
+    """Whether log-probabilities of the processed logits are requested."""
     return features.logprobs is not None and features.logprobs_mode.startswith("processed")
 
 
