@@ -28,7 +28,7 @@ class AppliedDelta(NamedTuple):
     """Result of applying a delta to an answer."""
 
     answer: Answer
-    has_news: bool  # for the reader, who does not know it yet
+    has_news: bool  # the reader must be notified: the answer has its first output since `take`
     cut_short: bool  # a stop string was found, so the engine should end the completion
     ended: bool  # the completion ended with this delta
 
@@ -47,7 +47,7 @@ class Answer:
     ) -> None:
         self.request_id = request_id  # by which the user knows the request
         self.completions = completions
-        self.reader = reader  # is told when there is something to take
+        self.reader = reader  # to be notified of new output, by the caller of `Session.process`
         self.metrics = RequestMetrics(arrival_time=time.time() - (time.monotonic() - arrival.at))
         self.finished = False  # every completion has ended
         self.lora_request: LoRARequest | None = None  # the adapter that answers it
@@ -209,12 +209,12 @@ class Completion:
             detokenize=params.detokenize and tokenizer is not None,
             min_tokens=params.min_tokens,
         )
-        # The prompt's last tokens, on which the text of the next depends, then the completion's.
+        # The prompt's last tokens, context for detokenizing the first ones, then the completion's.
         self._tokens = list(wire.prompt_token_ids[-TEXT_CONTEXT:])
         self._before = len(self._tokens)
         self._scores = ScoreBuffer()
         self._cumulative = 0.0
-        self._shown = 0  # tokens that a delta has shown
+        self._shown = 0  # tokens in earlier outputs
         self.num_cached_tokens = 0  # of the prompt
 
     def push(self, delta: TokenDelta) -> bool:

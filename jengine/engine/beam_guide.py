@@ -15,7 +15,7 @@ from jengine.grammar.compiler import GrammarCompiler
 from jengine.grammar.matcher import Matcher
 from jengine.structured_outputs import NAME, GrammarSpec
 
-# With more allowed tokens the step's sampler is not told, as in vLLM: candidates are only filtered.
+# Above this many, allowed tokens are not sent to the sampler (as in vLLM); candidates are filtered.
 FEW = 1024
 
 

@@ -40,7 +40,7 @@ class EngineClient(Protocol):
 
     def outputs(self, wait: bool = True) -> list[TokenDelta]:
         """Wait for the next step and return its deltas; one thread at a time. With `wait=False`,
-        only deltas already there."""
+        return only deltas that are ready."""
         ...
 
     def ask(self, question: CoreQuestion[A]) -> A:
@@ -66,7 +66,7 @@ class EngineClient(Protocol):
         ...
 
     def when_dead(self, tell: Callable[[EngineDead], None]) -> None:
-        """Register a callback for the engine's death while no thread waits in `outputs`."""
+        """Register a callback for an engine that dies while no thread waits in `outputs`."""
         ...
 
     def check_alive(self) -> None:

@@ -44,7 +44,7 @@ class EngineCore:
         self.depth = depth
         self.programs = programs
         self.in_flight: deque[tuple[Plan, PendingOutput]] = deque()
-        self.is_due = False  # whether the oldest step in flight must be read before the next one
+        self.is_due = False  # the oldest step in flight must be read before the next is queued
         self.undelivered: list[TokenDelta] = []  # deltas that no step has returned yet
         self.failure: BaseException | None = None
 
@@ -105,8 +105,8 @@ class EngineCore:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Map a step's exception: EngineDead and a stopped engine, or for UnexpectedCompile only
-        failed requests."""
+        """An exception of a step stops the engine (EngineDead); UnexpectedCompile and interrupts
+        only abort all requests."""
         try:
             yield
         except BaseException as error:
@@ -114,9 +114,9 @@ class EngineCore:
                 self.failure = error
                 what = f"a step failed: {type(error).__name__}: {error}"
                 raise EngineDead(f"{what} {advice(error, Doing.STEP)}".rstrip()) from error
-            # The plan never ran, so what was scheduled with it is not in the cache. The next step
-            # returns the last deltas of all requests. (A first Ctrl-C waits for the end of the
-            # step; a second one, or what another signal handler raises, arrives here.)
+            # The plan never ran, so its tokens are not in the KV cache. The next step returns the
+            # last deltas of all requests. (A first Ctrl-C waits for the end of the step; a second
+            # one, or an exception of another signal handler, arrives here.)
             self.undelivered += self.reset()
             raise
 
@@ -154,7 +154,7 @@ class EngineCore:
     def reset(self) -> list[TokenDelta]:
         """Abort all requests, and drop steps in flight and the prefix cache."""
         for _, pending in self.in_flight:
-            pending.result()  # its blocks are free only once it has run
+            pending.result()  # its blocks may be reused only once it has run
         self.in_flight.clear()
         deltas = self.scheduler.reset()
         self.scheduler.reset_prefix_cache()

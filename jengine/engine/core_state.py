@@ -1,4 +1,4 @@
-"""State of an engine core, kept by clients so that they can answer without waiting."""
+"""Snapshots of an engine core's state, kept by clients so that `state` never waits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class PartState(msgspec.Struct, frozen=True, kw_only=True):
     """State of one of several cores behind a client."""
 
     name: str
-    steps: int = 0  # ended since the start
+    steps: int = 0  # ended since the start, failed ones included
     open_requests: int = 0  # of this front
-    age: float = 0.0  # seconds since it said something
-    compiling: bool = False  # its step waits for a program
-    death: str | None = None  # how it has died
+    age: float = 0.0  # seconds since its last message
+    compiling: bool = False  # a step waits for compilation
+    death: str | None = None  # why it died
 
 
 class CoreState(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,10 +23,10 @@ class CoreState(msgspec.Struct, frozen=True, kw_only=True):
     `stepping` if a step does not end."""
 
     counts: Counts = Counts()
-    steps: int = 0  # ended since the start
-    stepping: float = 0.0  # seconds that the step in progress has taken so far; 0: none runs
-    compiling: bool = False  # that step waits for a program, as far as the core knows
+    steps: int = 0  # ended since the start, failed ones included
+    stepping: float = 0.0  # seconds since the step in progress began; 0: none runs
+    compiling: bool = False  # that step waits for compilation, as far as known
     paused: bool = False
-    dropped_frames: int = 0  # messages of fronts that could not be read
-    age: float = 0.0  # seconds since the core said this
-    parts: tuple[PartState, ...] = ()  # each of several cores
+    dropped_frames: int = 0  # malformed messages of fronts
+    age: float = 0.0  # seconds since this snapshot
+    parts: tuple[PartState, ...] = ()  # per core, if there are several

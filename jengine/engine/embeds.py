@@ -13,7 +13,7 @@ from jengine.engine.limits import Limits
 from jengine.errors import ContextOverflow, RequestError
 from jengine.prompts import TokensPrompt
 
-STANDS_FOR_A_ROW = 0  # a token id that is in every vocabulary
+STANDS_FOR_A_ROW = 0  # placeholder token id, valid in every vocabulary
 
 
 def rendered_again(rows: bytes, ids: Any, limits: Limits) -> TokensPrompt:

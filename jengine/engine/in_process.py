@@ -23,7 +23,7 @@ from jengine.request import ReadPrompt, WireRequest
 
 A = TypeVar("A")
 T = TypeVar("T")
-# Seconds between two looks at the core's counts while steps run.
+# Seconds between updates of the core's counts while steps run.
 COUNT_EVERY = 0.1
 
 
@@ -32,7 +32,7 @@ class InProcessClient:
 
     `add` and `abort` append to the queue without a lock, so they are safe at any moment, even when
     the garbage collector closes an abandoned stream inside `schedule`. The thread that runs the
-    next step consumes the queue. Everything else runs between two steps.
+    next step consumes the queue. All other changes of the core happen between two steps.
     """
 
     def __init__(self, core: Core) -> None:
@@ -42,8 +42,8 @@ class InProcessClient:
         self._own = OwnProcess()
         # A string is the id of a request to abort.
         self._queue: deque[tuple[WireRequest, ReadPrompt | None] | str] = deque()
-        self._ended: list[TokenDelta] = []  # last deltas that no step has returned yet
-        self._stepping = threading.RLock()  # knows its thread, which `_alone` relies on
+        self._ended: list[TokenDelta] = []  # deltas for the next `outputs`
+        self._stepping = threading.RLock()  # not a Lock: `_alone` must only release its own
         self._next = threading.Lock()  # held by the thread that gets `_stepping` next
         self._steps = 0
         self._began: float | None = None  # when the step in progress began
@@ -72,7 +72,7 @@ class InProcessClient:
             if wait and self.core.has_work and not self.sleeping.tags:
                 self._step()
                 patience = self.core.patience
-            ended, self._ended = self._ended, []  # only now: a step may fail
+            ended, self._ended = self._ended, []  # after the step, which may raise
         if patience and not ended:
             self._bell.wait(patience)
         return ended
@@ -197,7 +197,7 @@ class InProcessClient:
             check_not_ending()
             yield
         finally:
-            # Ctrl-C may come while the lock is waited for: then it is not this thread's.
+            # RuntimeError: an interrupt came before this thread had the lock.
             with suppress(RuntimeError):
                 self._stepping.release()
 
@@ -226,8 +226,8 @@ def refused(wire: WireRequest, error: RequestError) -> TokenDelta:
 
 
 class Bell:
-    """A one-waiter event. `ring` is reentrant: a finalizer may call it inside any other method,
-    which only SimpleQueue allows."""
+    """An event for one waiter. `ring` is reentrant, by way of SimpleQueue: a finalizer may call it
+    inside any other method."""
 
     def __init__(self) -> None:
         self._rings: SimpleQueue[None] = SimpleQueue()

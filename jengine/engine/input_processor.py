@@ -40,8 +40,8 @@ from jengine.text.chat_parser import end_of_reasoning
 from jengine.text.tokenizer import Tokenizer
 from jengine.thinking_budget import ReasoningMarks, budget_with
 
-MAX_BAD_WORD_CHARACTERS = 8 * MAX_BAD_WORD_TOKENS  # they are tokenized while others wait
-# Beyond these, float32 overflows when a logit is multiplied.
+MAX_BAD_WORD_CHARACTERS = 8 * MAX_BAD_WORD_TOKENS  # bounds the time of tokenizing them
+# Beyond these, float32 logits overflow.
 REPETITION_LIMITS = (1e-30, 1e30)
 SMALLEST_TOP_P = 1e-30
 AnyParams = SamplingParams | PoolingParams
@@ -76,9 +76,9 @@ class InputProcessor:
         self.limits = limits
         self.tokenizer = tokenizer
         self.structured = structured
-        self._marks = marks  # None: budgets of reasoning are refused
+        self._marks = marks  # None: thinking budgets are refused
         self._processors = processors
-        self.pooling = pooling  # None: the model writes
+        self.pooling = pooling  # None: a generative model
         self.grammars = grammars
         self.prompts = renderer_for(limits, tokenizer, media)
         # Requests without a seed draw one here, so an engine's seed fixes a whole run.
@@ -168,7 +168,7 @@ class InputProcessor:
                 arrival=arrival,
                 drawn_seed=params.seed is None,
                 cache_salt=prompt.get("cache_salt"),
-                # Every token of a tapped request runs: a cached one would not pass the taps.
+                # Cached tokens of a tapped request would not pass the taps.
                 skip_reading_prefix_cache=bool(params.skip_reading_prefix_cache or taps),
                 taps=taps,
                 adapter=adapter,
@@ -238,7 +238,7 @@ class InputProcessor:
         return self._beginning_after(spec, params.begins_after)
 
     def _grammar_after(self, prompt: TokensPrompt, params: StructuredOutputsParams) -> GrammarSpec:
-        """The request's grammar; it starts behind the reasoning section if the prompt opens one."""
+        """The request's grammar; it starts after the reasoning section if the prompt opens one."""
         spec, parser = self.grammar(params), self.structured.reasoning_parser
         if spec.begins_after or parser is None:
             return spec

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Protocol
 from weakref import WeakSet
 
-# Seconds that a step may take at exit. One that hangs must not keep the program from ending.
+# Longest wait for a step at exit: one that hangs must not block the exit.
 LAST_STEP_SECONDS = 10.0
 
 
@@ -42,8 +42,8 @@ def check_not_ending() -> None:
 
 @cache
 def _register() -> None:
-    # Not at import: functions run in the reverse order, and JAX's, registered at its import, frees
-    # the devices.
+    # Not at import: atexit functions run in reverse order, and JAX's, registered when jax is
+    # imported, frees the devices.
     atexit.register(_end_steps)
 
 

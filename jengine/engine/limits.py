@@ -15,13 +15,13 @@ class Limits:
     vocab_size: int
     max_model_len: int
     max_logprobs: int  # -1: the whole vocabulary
-    eos_token_ids: tuple[int, ...]  # ends an answer without a stop reason
-    stop_token_ids: tuple[int, ...] = ()  # the model's other ending ids, which are stop reasons
-    embeds_width: int | None = None  # of prompts as embeddings; None: there are none
-    token_types: int = 0  # kinds of tokens that a prompt may have; 0: one
-    answer_room: int = 1  # tokens that the context must have left for an answer
+    eos_token_ids: tuple[int, ...]  # end a completion with stop_reason None
+    stop_token_ids: tuple[int, ...] = ()  # the model's other ending ids, given as stop_reason
+    embeds_width: int | None = None  # width of prompt embeddings; None: not enabled
+    token_types: int = 0  # size of the token type vocabulary; 0: no token_type_ids
+    answer_room: int = 1  # tokens of the context reserved for the completion
     lower_case: bool = False  # whether texts are lower-cased before they are tokenized
-    most_embeds_bytes: int | None = None  # where a request must travel to another process
+    most_embeds_bytes: int | None = None  # None: unlimited, as the core is in this process
 
     @property
     def most_logprobs(self) -> int:
@@ -29,7 +29,7 @@ class Limits:
         return self.vocab_size if self.max_logprobs < 0 else min(self.max_logprobs, self.vocab_size)
 
     def at_most_the_context(self, tokens: int | None) -> int:
-        """Clamp to the context length, which None stands for: devices take no 64-bit numbers."""
+        """Clamp to the context length, as devices take 32-bit numbers; None means that length."""
         return self.max_model_len if tokens is None else min(tokens, self.max_model_len)
 
     def in_vocabulary(self, name: str, ids: Iterable[int]) -> list[int]:

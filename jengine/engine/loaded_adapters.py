@@ -1,8 +1,8 @@
 """LoRA adapters known to a front, loaded into the core at first use.
 
 In: LoRARequests. Out: the content digest by which the core knows an adapter. The core keeps an
-adapter until told to drop it, so those of open requests are always there; unused ones beyond the
-limit are dropped here, least recently used first. Thread-safe.
+adapter until told to drop it; this cache drops unused ones beyond max_cpu_loras, least recently
+used first, and never those of open requests. Thread-safe.
 """
 
 from __future__ import annotations
@@ -25,14 +25,11 @@ Ask = Callable[[CallWorkers], list[bytes]]
 
 
 class LoadedAdapter(msgspec.Struct):
-    """An adapter loaded in the core. `held` counts the callers that are submitting requests with
-    it."""
-
     request: LoRARequest
     digest: str
-    live: bool = False  # came from a trainer, so it cannot be loaded again
+    live: bool = False  # given as arrays, so it cannot be reloaded
     pinned: bool = False
-    held: int = 0  # requests that are being queued
+    held: int = 0  # callers that are submitting a request with it
 
 
 class Adapters:
@@ -50,7 +47,7 @@ class Adapters:
         self._limits = limits
         self._in_use = in_use
         self._folder_of = folder_of
-        self._known: dict[int, LoadedAdapter] = {}  # by number, the least recently used first
+        self._known: dict[int, LoadedAdapter] = {}  # by lora_int_id, least recently used first
         self._retired: list[LoadedAdapter] = []  # replaced or removed; requests may still use them
         self._lock = threading.Lock()
 
@@ -77,8 +74,8 @@ class Adapters:
         *,
         use_rslora: bool = False,
     ) -> bool:
-        """Load an adapter from its folder or from in-memory matrices. Returns True if its number
-        was new."""
+        """Load an adapter from its folder or from in-memory matrices. Returns False if its
+        lora_int_id is loaded already and was not replaced."""
         with self._lock:
             known = self._known.get(checked(request).lora_int_id)
             if matrices is None:
@@ -88,7 +85,7 @@ class Adapters:
             return known is None or self._known[request.lora_int_id] is not known
 
     def replace(self, request: LoRARequest) -> None:
-        """Load an adapter from its folder, replacing the one with its number."""
+        """Load an adapter from its folder, replacing the one with its lora_int_id."""
         with self._lock:
             self._replace(checked(request), self._ask_for(request), False)
 

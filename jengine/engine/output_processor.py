@@ -1,4 +1,4 @@
-"""Registry of open requests: routes deltas to them.
+"""Registry of open requests, to which it routes deltas.
 
 In: wire requests and token deltas. Out: answers with new output. Must not know the scheduler,
 threads, or how readers wait.
@@ -67,8 +67,8 @@ class OutputProcessor:
         return answer
 
     def close(self, answer: Answer, reason: str, at: float) -> None:
-        """Remove a request; later deltas are ignored. `reason` is the finish reason of unfinished
-        completions."""
+        """Remove a request; later deltas are ignored. `reason`: finish reason of its unfinished
+        completions, for statistics and traces."""
         if self._by_request.get(answer.request_id) is answer:
             del self._by_request[answer.request_id]
             for completion in answer.completions:

@@ -1,4 +1,4 @@
-"""Detects use of an engine in a forked child, which has none of its threads and devices."""
+"""Detects use of an engine in a forked child, which lacks its threads and devices."""
 
 from __future__ import annotations
 

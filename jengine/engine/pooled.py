@@ -1,6 +1,6 @@
 """Post-processing of pooled outputs in numpy: dimensions, normalisation, activation.
 
-In: float32 outputs of a step and complete parameters. Out: float32 arrays.
+In: pooled outputs of a step, and parameters with defaults filled in. Out: float32 arrays.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class PoolingInput:
 
     def __init__(self, config: PoolingConfig, width: int, vocab_size: int, name: str) -> None:
         self.config = config
-        self.width = width  # of its embeddings
+        self.width = width  # of the model's embeddings
         self._vocab_size = vocab_size
         self._name = name
 
@@ -76,7 +76,7 @@ class PoolingInput:
         raise RequestError(f"Unsupported task: {task!r} Supported tasks: {config.tasks}")
 
     def sampling(self, params: PoolingParams) -> RowSampling:
-        """Row settings of a pooling request: pooled per token or per sequence."""
+        """Row settings of a pooling request: whether to pool per token or per sequence."""
         return RowSampling(
             pools=POOLED_AS.index("tokens" if params.task in TOKEN_TASKS else "vectors")
         )

@@ -27,7 +27,7 @@ PROMPT_KEYS = (
     "mm_processor_kwargs", "media", "token_type_ids", "encoder_prompt", "decoder_prompt", "forks",
 )  # fmt: skip
 LATER_PROMPT_KEYS = {"multi_modal_uuids": "names of images"}
-# Characters that a token stands for at most, on average over a prompt.
+# Upper bound of the characters per token, on average over a prompt.
 LONGEST_TOKEN = 64
 
 
@@ -44,7 +44,7 @@ class Expands(Protocol):
 class PromptRenderer:
     """Tokenizes prompts and checks ids against the model's limits."""
 
-    # Whether texts get the special tokens that the tokenizer puts around them.
+    # Whether tokenizing a text adds the tokenizer's special tokens, by default.
     adds_special_tokens = True
 
     def __init__(
@@ -78,7 +78,7 @@ class PromptRenderer:
         images: Sequence[ImagePart] = (),
         options: Mapping[str, Any] | None = None,
     ) -> TokensPrompt:
-        """Render a conversation's templated text, which already contains special tokens, with its
+        """Render a conversation after its chat template, which wrote the special tokens, with its
         images; `options` are their processor settings."""
         ids = list[int]()
         for part, is_plain in self._marks.parts(text):
@@ -110,11 +110,8 @@ class PromptRenderer:
         return self.with_media(prompt, opened, options)
 
     def without_images(self, messages: Any) -> tuple[Any, list[ImagePart]]:
-        """Replace images in messages by marks, if the model takes any, and escape text that looks
-        like a media token.
-
-        Returns the messages and the images.
-        """
+        """Replace images in messages by placeholders, and escape text that looks like a media
+        token; no-op if the model takes no images. Returns the messages and the images."""
         if self.images is None:
             return messages, []
         marked, images = without_images(messages)
@@ -122,7 +119,7 @@ class PromptRenderer:
 
     @property
     def _media_words(self) -> list[str]:
-        """Texts of special tokens for media."""
+        """Texts of the media tokens, to be escaped in users' texts."""
         if self.images is None or self.tokenizer is None:
             return []
         vision = self.images.vision
@@ -275,8 +272,7 @@ class PromptRenderer:
 
     def _encoded(self, text: str, how: Tokenization, *, add_special_tokens: bool) -> list[int]:
         tokenizer = self.required_tokenizer()
-        # A text of more than this many characters per token of context does not fit. It is refused
-        # or cut before it is tokenized, since tokenizing it would take long for nothing.
+        # A longer text cannot fit: it is refused or cut before the time is spent to tokenize it.
         most_chars = LONGEST_TOKEN * self.limits.max_model_len
         limit = how.longest(self.limits.max_model_len, self.limits.answer_room)
         if limit is not None:
@@ -287,15 +283,15 @@ class PromptRenderer:
             text.lower() if how.do_lower_case or self.limits.lower_case else text,
             add_special_tokens,
             max_chars=most_chars,
-            # With a side of the caller's own, _checked_ids cuts.
+            # If the caller chose a side, _checked_ids truncates.
             max_tokens=limit if how.truncation_side is None else None,
             side=self._usual_side,
         )
 
     @property
     def _usual_side(self) -> Side:
-        """Default truncation side: left if an answer follows, so that the prompt's end stays; else
-        the tokenizer's."""
+        """Default truncation side: left for generation, which keeps the prompt's end; else the
+        tokenizer's."""
         if self.limits.answer_room:
             return "left"
         return self.tokenizer.truncation_side if self.tokenizer else "right"

@@ -1,4 +1,4 @@
-"""Protocol of an engine core, wherever its requests are scheduled.
+"""Protocol of an engine core, whose scheduler may be in another process.
 
 `engine.client` calls it between two steps, in one thread at a time; `read`, `check_alive` and
 `health` may be called at any time.
@@ -20,7 +20,7 @@ class Core(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """Whether a request still waits for its final output."""
+        """Whether a request is unfinished, or deltas are undelivered."""
         ...
 
     @property
@@ -35,8 +35,8 @@ class Core(Protocol):
 
     @property
     def patience(self) -> float:
-        """Seconds until a step could find work, barring calls and wake-ups of parked requests; 0 if
-        it may now, or if `step` waits by itself."""
+        """Seconds for which a step would find no work, barring calls and wake-ups of parked
+        requests; 0 if it may find some, or if `step` waits by itself."""
         ...
 
     def when_woken(self, tell: Callable[[], object]) -> None:

@@ -1,4 +1,5 @@
-"""Questions of a front to a core; each class holds the arguments and the way to answer.
+"""RPCs from a front to a core ("questions"): each class holds the arguments, and `answer` runs in
+the core's process.
 
 In and out: plain data, as the core may be in another process; several cores' answers are merged
 into one. To add one, write a class and name it in `AnyQuestion`.
@@ -25,11 +26,10 @@ A = TypeVar("A")
 
 
 class CoreQuestion(Question[A], Generic[A], frozen=True):
-    """A question to a core. `waits`: answered between two steps. `runs_steps`: pauses (False) or
-    resumes (True) steps."""
+    """A question to a core."""
 
-    waits: ClassVar[bool] = True  # for the end of the step in progress
-    runs_steps: ClassVar[bool | None] = None  # whether steps run from then on; None: as before
+    waits: ClassVar[bool] = True  # answered between two steps
+    runs_steps: ClassVar[bool | None] = None  # False: pauses steps; True: resumes them
 
     def answer(self, client: InProcessClient) -> A:
         """Compute the answer, in the core's process."""
@@ -41,7 +41,7 @@ class CoreQuestion(Question[A], Generic[A], frozen=True):
 
 
 class CoreOrder(CoreQuestion[None], frozen=True):
-    """A question without a result: the answer confirms that it was done."""
+    """A question without a result: the answer confirms completion."""
 
     def together(self, answers: Collection[None]) -> None: ...
 

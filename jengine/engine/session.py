@@ -1,4 +1,4 @@
-"""Joins users to the client of one engine: prompts to checked requests, deltas to outputs.
+"""Requests of one front: validated prompts to an engine client, deltas back to answers.
 
 All methods are thread-safe; `discard` may also run in a finalizer called by the garbage collector.
 """
@@ -49,9 +49,9 @@ class Session:
         self._answers = OutputProcessor(input_processor.tokenizer, self.stats, tracer)
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # around `_answers`
-        self._refusal: str | None = None  # why no new requests are taken
-        self._entry = threading.Lock()  # held to keep new requests out
-        self._discarded: deque[Answer] = deque()
+        self._refusal: str | None = None  # why new requests are refused; None: they are not
+        self._entry = threading.Lock()  # around the registration and queueing of a new request
+        self._discarded: deque[Answer] = deque()  # to be closed by the next `_opened`
         self.adapters = Adapters(client.ask, adapters, self._adapters_in_use, adapter_folder)
         self._unread: deque[tuple[float, list[TokenDelta]]] = deque()  # with the time of receipt
 
@@ -80,7 +80,7 @@ class Session:
         """Queue a prompt; if it raises, nothing of it is queued.
 
         `taps` is the number of a set of taps. `reader` is kept in the answer for the caller of
-        `process` to notify. `arrival` is when the request came, if earlier than this call.
+        `process` to notify. `arrival`: when the request arrived, if before this call.
         """
         arrival = arrival or Arrival(time.monotonic())
         self.client.check_alive()
@@ -144,7 +144,7 @@ class Session:
         self._unread.append((time.monotonic(), deltas))
 
     def receive_rest(self) -> None:
-        """Keep deltas that are already there for `process`; runs no step and does not wait."""
+        """Keep deltas that are ready for `process`; runs no step and does not wait."""
         self._unread.append((time.monotonic(), self.client.outputs(wait=False)))
 
     def process(self) -> list[Answer]:
@@ -174,7 +174,7 @@ class Session:
         return news
 
     def abort(self, request_id: str) -> None:
-        """Abort a request with all completions; a later step gives its reader the last output."""
+        """Abort all completions of a request; a later step returns its last output."""
         with self._opened() as answers:
             answer = answers.answer(request_id)
         if answer is not None:

@@ -16,7 +16,7 @@ class Sleeping:
 
     def __init__(self) -> None:
         self.level = 0
-        self.tags: frozenset[str] = frozenset()  # what sleeps
+        self.tags: frozenset[str] = frozenset()  # asleep in some worker
 
     def check_awake(self) -> None:
         if not self.tags:
@@ -31,7 +31,7 @@ class Sleeping:
         )
 
     def note(self, tags: Iterable[Iterable[str]], level: int = 0) -> None:
-        """Record the tags that now sleep in each worker, after a sleep at `level`."""
+        """Record each worker's sleeping tags; `level` is that of a sleep."""
         self.tags = frozenset().union(*tags)
         self.level = max(level, self.level) if self.tags else 0
 

@@ -33,7 +33,7 @@ class SourceRules:
     token, and counts as part of the prompt.
     """
 
-    positions: int  # tokens of the longest text
+    positions: int  # longest encoder prompt, in tokens
     start_token: int
     forced: int | None = None
 

@@ -1,4 +1,4 @@
-"""Timestamps of one completion, on the clock of the process that reads its deltas.
+"""Timestamps of one completion, on the clock of the front's process.
 
 In: deltas with receive times, and the core's RequestTimes. Out: intervals, and observations for the
 front's statistics. Clocks of two processes are never mixed: the core sends durations.
@@ -18,8 +18,8 @@ class Arrival(NamedTuple):
     replica asked for."""
 
     at: float
-    traceparent: str | None = None  # W3C header: the span that it belongs to
-    replica: int | None = None  # the data-parallel replica that is to answer; None: any
+    traceparent: str | None = None  # W3C header of the parent span
+    replica: int | None = None  # pinned data-parallel replica; None: any
 
 
 class CompletionTiming:
@@ -31,7 +31,7 @@ class CompletionTiming:
         self.arrival = arrival
         self.first = 0.0  # when its first token was received; 0: not yet
         self.last = 0.0
-        self.times: RequestTimes | None = None  # as the core knew them last
+        self.times: RequestTimes | None = None  # the core's latest
         self.engine: EngineHistograms | None = None
         self._is_final = False
 
@@ -61,5 +61,5 @@ class CompletionTiming:
         return RequestTimes(times.queue, times.prefill, decode, times.preemptions, times.engine)
 
     def stats_of(self, stats: FrontStats) -> EngineHistograms:
-        """Histograms of the engine that answers it; the first engine's until that is known."""
+        """Histograms of the core that runs it; the first core's until that is known."""
         return self.engine or stats.of(self.times.engine if self.times else 0)

@@ -1,8 +1,8 @@
 """Expert load balancing (EPLB): wraps an executor, counts tokens per expert, and re-places experts
 across devices.
 
-In: plans; outputs with the experts of each token. Out: the same plans and outputs; now and then a
-call of the workers between two steps. Must not know requests.
+In: plans; outputs with the routed experts of each token. Out: the same plans and outputs; between
+steps, the RPC `place_experts`. Must not know requests.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class SpreadExperts:
     """The MoE layers of a model, its experts per layer, and the number of expert-parallel
     devices."""
 
-    layers: tuple[int, ...]  # those with experts
-    experts: int  # of each of these layers
+    layers: tuple[int, ...]
+    experts: int  # per layer
     devices: int
 
 
@@ -43,7 +43,7 @@ class BalancedExperts:
         self.executor = executor
         self._spread = spread
         self._config = config
-        self._returns = returns  # whether others want the experts of tokens
+        self._returns = returns  # whether outputs keep the routed experts
         self._steps = 0
         self._loads = self._no_loads()
         self.update_weights, self.call_workers = executor.update_weights, executor.call_workers

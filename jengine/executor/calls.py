@@ -1,7 +1,7 @@
 """The RPCs that workers answer: a table of method names with argument and result types.
 
-In: a name and arguments. Out: bytes, and back; nothing else can be called. `local` does what is
-asked. Must not know where the workers are, or jax.
+In: a method's name and arguments. Out: both encoded as bytes, and decoded results. Workers answer
+no other calls. `local` implements them. Must not know where the workers are, or jax.
 """
 
 from __future__ import annotations
@@ -26,14 +26,11 @@ class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`folder` is on the worker's host."""
-
-    folder: str
+    folder: str  # on the worker's host
 
 
 class SleepCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Level 1 keeps parameters on the host, level 2 drops them; `tags` name what sleeps (weights,
-    KV cache)."""
+    """Level 1 offloads parameters to the host, level 2 drops them. `tags`: weights, kv_cache."""
 
     level: int
     tags: list[str]
@@ -48,7 +45,7 @@ class AddAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     folder: str
     matrices: dict[str, np.ndarray] = {}
-    alpha: float | None = None  # of the matrices; None: they are scaled already
+    alpha: float | None = None  # of the matrices; None: already scaled
     use_rslora: bool = False
 
 
@@ -57,8 +54,6 @@ class DropAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Resize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """New size of the KV cache."""
-
     num_bytes: int
 
 
@@ -76,9 +71,9 @@ class WorkerCall:
     arguments: Any
     result: Any
     run: Callable[[Any, Any], Any] | None = None
-    each_replica: bool = False  # of a process, not only its first one
-    seconds: float = 120.0  # in which workers must answer it, between two steps
-    by: str | None = None  # the method that makes this call once nothing runs; users cannot
+    each_replica: bool = False  # call every replica of a process, not only the first
+    seconds: float = 120.0  # deadline of the workers' answers
+    by: str | None = None  # the LLM method that makes this call; users' call_workers is refused
 
 
 CALLS = {
@@ -88,14 +83,14 @@ CALLS = {
     "start_profile": WorkerCall(Profile, None),
     "stop_profile": WorkerCall(Nothing, None),
     "memory_profile": WorkerCall(Nothing, bytes),
-    # Each returns the tags of what sleeps now.
+    # sleep, wake_up and reload_weights return the tags asleep; resize_cache, blocks per group.
     "sleep": WorkerCall(SleepCall, list[str], each_replica=True, seconds=600, by="sleep"),
     "wake_up": WorkerCall(Wake, list[str], each_replica=True, seconds=600, by="wake_up"),
     "resize_cache": WorkerCall(Resize, list[int], by="resize_cache"),
     "reload_weights": WorkerCall(
         Nothing, list[str], each_replica=True, seconds=3600, by="reload_weights"
     ),
-    # Returns the placement before.
+    # Returns the previous placement.
     "place_experts": WorkerCall(PlaceExperts, list[list[int]]),
     "expert_placement": WorkerCall(Nothing, list[list[int]]),
     "add_adapter": WorkerCall(AddAdapter, AdapterReport),

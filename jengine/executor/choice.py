@@ -1,6 +1,6 @@
 """Resolves `executor=`: a built-in executor or the class of a plugin.
 
-In: the argument. Out: a class that was checked against the contract. Must not know engines.
+In: the argument. Out: a class with all methods of an executor. Must not know engines.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ bounded in steps and memory.
 
 With `flight_recorder=FOLDER` recorded steps can be rerun: a plan is complete, so `jengine replay`
 runs them on any engine with the same cache and compares token by token (`executor/replay.py`). Off
-by default: a recording holds prompts and answers.
+by default, since recordings hold prompts and answers.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from jengine.outputs import StepOutput
 from jengine.plan import Plan
 
 logger = logging.getLogger(__name__)
-WRITE = "write_recording"  # the call that it answers itself
+WRITE = "write_recording"  # the call that is answered here, not by workers
 MOST_BYTES = 64 * 2**20
-# An estimate of the memory that a step takes, but for the tokens of its new rows.
+# Estimated bytes of a step, without its entries and the tokens of its new rows.
 STEP_BYTES = 2048
 
 
@@ -42,7 +42,7 @@ class FlightRecorder:
         self.origin = origin
         self.folder = folder
         self.most_steps = steps
-        self._steps: deque[tuple[int, RecordedStep]] = deque()  # with the bytes they take
+        self._steps: deque[tuple[int, RecordedStep]] = deque()  # with their estimated bytes
         self._bytes = 0
         self._dropped = 0
         self._written = 0
@@ -90,7 +90,7 @@ class FlightRecorder:
             return
         try:
             logger.error("A step failed. Its recording: %s", self.write(step.problem))
-        except OSError as problem:  # the step's own error is the one to raise
+        except OSError as problem:  # not raised: the step's error is
             logger.error("A step failed, and its recording cannot be written: %s", problem)
 
     def write(self, reason: str) -> Path:

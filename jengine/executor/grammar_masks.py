@@ -1,8 +1,8 @@
 """Structured output: wraps an executor and adds to each plan the token bitmasks of its grammars.
 
 In: plans with grammars in their new rows. Out: the same plans with masks; outputs in which tokens
-that a grammar refuses are marked. It is the outermost executor, so that recordings, and other
-processes that run the plan, have the masks. Must not know requests.
+that a grammar refuses are marked. The outermost executor, so that recordings, and other processes
+that run the plan, have the masks. Must not know requests.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class GrammarMasks:
         self.health, self.shutdown = executor.health, executor.shutdown
 
     def checked_drafts(self, row: int, given: Sequence[int] | None, most: int) -> list[int]:
-        """Draft tokens, at most `most`, that the row's grammar accepts next: of `given`, or if
-        None, of those that the row's last step has proposed on the device."""
+        """Drafts that the row may run, at most `most`: tokens forced by its grammar, else `given`
+        up to the first rejected one. None: those that the device made in the row's last step."""
         return self._rows.checked(row, given, most)
 
     def submit(self, plan: Plan) -> PendingOutput:

@@ -30,10 +30,8 @@ from sharding.jax_settings import engine_context
 
 
 class LocalExecutor:
-    """Owns the runner, and with it the device memory, until shutdown.
-
-    Whatever its callers' threads have set in JAX, the runner works in the engine's context.
-    """
+    """Owns the runner, and with it the device memory, until shutdown. Runs it under
+    `engine_context`, independent of the JAX settings of callers' threads."""
 
     def __init__(self, runner: PlanRunner) -> None:
         self.step = -1  # the last one begun
@@ -59,7 +57,7 @@ class LocalExecutor:
         self.runner.update_parameters(values)
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
-        """Run the call in this process. An error is encoded in the answer, as workers do."""
+        """Run the call in this process. Errors are encoded in the answer, as by remote workers."""
         run, loaded = CALLS[method].run, self.runner.loaded
         with engine_context():
             try:
@@ -90,7 +88,7 @@ def this_process() -> str:
 
 
 def no_recording(_: LoadedModel) -> str:
-    """Refuse: with a flight recorder, the call is answered before it reaches this executor."""
+    """Refuse: a FlightRecorder answers this call before it reaches this executor."""
     raise RequestError(
         "this engine keeps no recording of its steps. Create it with flight_recorder=FOLDER."
     )
@@ -118,7 +116,7 @@ def resized(loaded: LoadedModel, num_bytes: int) -> list[int]:
     return loaded.resizing.resize(loaded, num_bytes)
 
 
-# What each call runs, of the loaded model and the fields of its arguments.
+# Implementation of each call: takes the loaded model and the fields of the arguments.
 RUN: dict[str, Callable[..., Any]] = {
     "memory_profile": lambda _: PROFILER.memory(),
     "memory": device_memory,
@@ -139,19 +137,19 @@ RUN: dict[str, Callable[..., Any]] = {
 
 @dataclass(eq=False)
 class Owner:
-    """A running request with its own logits processors or interventions; `problem`: what one
-    raised."""
+    """A running request with its own logits processors or interventions."""
 
     sets: tuple[Raised, ...]
-    problem: str | None = None  # told with its next token: a chunk of its prompt may have none
+    # What one raised; reported with the request's next token, since prefill chunks sample none.
+    problem: str | None = None
 
 
 class Use(NamedTuple):
     """A scheduled request with functions of its own, and their error counts before the step."""
 
     owner: Owner
-    item: int | None  # of the output; None: the step samples no token for it
-    before: tuple[int, ...]  # errors of its sets when the step was queued
+    item: int | None  # index in the output's tokens; None: the step samples no token for it
+    before: tuple[int, ...]  # error counts of its sets when the step was queued
 
 
 class OwnFunctions:

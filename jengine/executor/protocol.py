@@ -1,11 +1,11 @@
-"""The contract of executors: they run plans in order and return before a step has ended.
+"""Protocol of executors, which run plans in order, asynchronously.
 
 `local` runs them in this process, `multihost` in every process of one program, `ray` in processes
-that it starts; `executor="package.module:Class"` may name another one. Every wait for another
-process has a deadline, after which EngineDead is raised. Knows no requests.
+that it starts; `executor="package.module:Class"` names another one. Every wait for another process
+has a deadline, after which EngineDead is raised. Must not know requests.
 
 With `executor="ray"`, or a class of your own, the scheduler stays in the calling process, which
-starts no device. Workers answer a fixed list of calls (`calls`) in bytes, never objects.
+uses no devices. Workers answer a fixed list of RPCs (`calls`) with bytes, never objects.
 """
 
 from __future__ import annotations
@@ -22,19 +22,17 @@ from jengine.plan import Plan
 
 
 class WorkerHealth(msgspec.Struct, frozen=True):
-    """The health of one process that runs steps."""
+    """Health of a worker process."""
 
     rank: int
-    where: str  # host and process, for people
+    where: str  # host and process, for messages
     step: int  # the last step it began, as far as known; -1: none
     silent: float  # seconds since its last heartbeat
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """Sizes that every worker has room for, known after loading and compiling.
-
-    The cache is the same in all of them, so it is sized by the one with the least memory.
-    """
+    """Sizes known after loading and compiling. The cache has the same size in all workers: that of
+    the worker with the least memory."""
 
     schedule: ScheduleConfig
     cache: CacheConfig
@@ -48,7 +46,7 @@ class EngineJob:
 
     settings: Mapping[str, Any]  # keyword arguments of jengine.LLM, all of them plain data
     options: Mapping[str, Any]  # executor_options=, which only this executor understands
-    multihost: Mapping[str, Any]  # multihost=, where several processes work together
+    multihost: Mapping[str, Any]  # multihost=, for several processes of one program
     # "package.module:function" that a worker process calls with a Job as bytes.
     program: str
 
@@ -69,7 +67,8 @@ class PendingOutput(Protocol):
         """Wait for the step and read what it sampled.
 
         Raises EngineDead when the workers are lost or do not answer in time, and UnexpectedCompile
-        if nothing of the step has run. Results may be read while later steps are queued.
+        (strict mode) before any of the step has run. Results may be read while later steps are
+        queued.
         """
         ...
 

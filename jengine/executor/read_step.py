@@ -1,4 +1,4 @@
-"""A PendingOutput whose output is transformed when it is read, for executors that wrap another."""
+"""PendingOutput that transforms its output when read, for executors that wrap another."""
 
 from __future__ import annotations
 

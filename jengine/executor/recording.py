@@ -1,7 +1,6 @@
-"""A recording of steps: plans with the tokens they led to, and what an engine needs to run them
-again. It is written as msgpack.
+"""Recordings of steps for replay, as msgpack: plans, sampled tokens, the engine's configuration.
 
-It holds token ids of prompts and answers: it is as private as they are. Must not know executors.
+They hold token ids of prompts and answers, and are as private. Must not know executors.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ class Origin(msgspec.Struct, frozen=True):
 
     version: str
     model: str  # its folder; empty if the model was live
-    settings: dict[str, Any]  # of EngineArgs, with which such an engine is built again
+    settings: dict[str, Any]  # EngineArgs from which an equal engine can be built
     schedule: ScheduleConfig
     cache: CacheConfig
 
 
 class RecordedStep(msgspec.Struct):
-    """One step. Without tokens if it failed or was never read."""
+    """One step. `tokens` is None if it failed or was never read."""
 
     plan: Plan
-    tokens: bytes | None = None  # i32[entries that want tokens, tokens of each]
-    problem: str | None = None  # the error that it raised
+    tokens: bytes | None = None  # see `sampled`
+    problem: str | None = None  # the error raised
 
     @property
     def sampled(self) -> np.ndarray | None:
@@ -49,7 +48,7 @@ class RecordedStep(msgspec.Struct):
 class Recording(msgspec.Struct, frozen=True):
     origin: Origin
     reason: str  # why it was written
-    dropped: int  # steps before these that it does not hold any more
+    dropped: int  # earlier steps that were dropped
     steps: list[RecordedStep]
     format: str = FORMAT
 

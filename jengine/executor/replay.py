@@ -1,8 +1,8 @@
 """Replays a recording, on this or another mesh, and compares token by token.
 
 In: a recording, and an executor of an engine with the same cache and schedule. Out: a report. Only
-requests that begin in the recording are run. Prompts that found their first blocks in the prefix
-cache have those computed first, where the recording does not hold the steps that filled them.
+requests that begin in the recording are run. Prefix hits on blocks that no recorded step computed
+are prefilled first.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class ReplayReport(NamedTuple):
     steps: int
     tokens: int
     rows: int  # requests that were run
-    left_out: int  # requests that the recording does not hold from their beginning
+    left_out: int  # requests that were not run
     differences: tuple[Difference, ...]
     problem: str | None = None  # the error of a step that failed again
 
 
 class ReplayedPlan(NamedTuple):
-    """A plan to replay, with the recorded entries that it keeps."""
+    """A plan to replay, and which entries of the recorded plan it keeps."""
 
     plan: Plan
     kept: np.ndarray  # bool[entries that want tokens] of the recorded plan
@@ -88,7 +88,7 @@ class Selection:
         yield self._remaining(plan, begun, released)
 
     def _begins(self, new: NewRow, start: int, blocks: list[NewBlocks]) -> bool:
-        if new.taps or new.sampling.processors:  # functions of the caller's, which no file holds
+        if new.taps or new.sampling.processors:  # users' functions are not recorded
             return False
         if not start or not self.has_windows:
             return True
@@ -160,7 +160,7 @@ class Selection:
         made = Plan(
             self._next_number(), Entries.of(entries), int(runs[: plan.num_decodes].sum()), begun,
             new_blocks, released, plan.repeats,
-            masks=plan.masks,  # of all rows: those of absent ones are read by none
+            masks=plan.masks,  # of all rows: absent rows' masks are not read
             known=[one for one in plan.known if one.row in self.tables],
             drafts=[one for one in plan.drafts if one.row in self.tables],
             next_drafts=plan.next_drafts,
@@ -183,7 +183,7 @@ def replay(recording: Recording, executor: Executor) -> ReplayReport:
                 continue
             try:
                 output = executor.submit(part.plan).result()
-            except Exception as error:  # noqa: BLE001 - it is what the replay has found
+            except Exception as error:  # noqa: BLE001 - the report has it
                 problem = f"{type(error).__name__}: {error}"
                 break
             if len(part.kept):
@@ -213,16 +213,16 @@ class ReplayComparison:
             return
         recorded = recorded[part.kept]
         wanting = [entry for entry in part.plan.entries if entry.wanted]
-        # With drafts, the widest entry may have been left out; beyond it there are no tokens.
+        # With drafts, the widest entry may have been left out; columns past the width are empty.
         width = min(recorded.shape[1], replayed.shape[1])
         recorded, replayed = recorded[:, :width], replayed[:, :width]
         self.tokens += int((recorded != NO_TOKEN).sum())
         differs = recorded != replayed
-        if plan.repeats > 1:  # it ends early once every row has ended, and fewer rows run here
+        if plan.repeats > 1:  # multi-step decode ends early once every row has ended
             differs &= (recorded >= 0) & (replayed >= 0)
         for index in np.flatnonzero(differs.any(axis=1)).tolist():
             entry, run = wanting[index], int(np.flatnonzero(differs[index])[0])
-            # A decode's tokens follow each other. With drafts in flight it may have begun earlier.
+            # A decode's tokens are consecutive; with drafts in flight they may have begun earlier.
             is_decode = index < part.plan.num_decodes
             position = entry.start + (run + 1 if is_decode else entry.length)
             self.differences.setdefault(

@@ -60,10 +60,10 @@ def build_runners(
     agree_on_bytes: Callable[[int], int] = int,
     drafter: LoadedDrafter | None = None,
 ) -> tuple[tuple[PlanRunner, ...], CacheConfig]:
-    """A runner for each replica, ready to serve, and the size of each one's KV cache.
+    """Return a runner per replica, ready to serve, and the config of each one's KV cache.
 
-    `model` has the declarations, `leaves` the parameters. `agree_on_bytes` turns the bytes
-    available to this process into those available to all. `drafter` drafts tokens on the device.
+    `model` has the declarations, `leaves` the parameters. `agree_on_bytes` returns the minimum over
+    processes. `drafter` drafts tokens on the device.
     """
     own_leaves, sizings = [], []
     make_stacks = stacks_for(model_config, config, order.places.layout)
@@ -71,7 +71,7 @@ def build_runners(
     joint = order if whole.joint else None
     kernels = set() if loads_kernels(whole, config.shapes) else None
     for number, part in enumerate(whole.replicas):
-        # Where replicas run each step together, the first one has the parameters of all.
+        # With joint steps, the first replica has the parameters of all.
         own_leaves.append(tuple(map(part.part, leaves)) if joint is None else leaves * (not number))
         is_all = part == order.places.whole
         own = (
@@ -103,7 +103,7 @@ def build_runners(
         wanted = config.programs
         threads = compile_threads(sizings[0].device.platform)
         warm_up(running, wanted.first if config.early_start else wanted.all, bar, threads)
-    if kernels:  # before the cache takes the memory for arrays as large as it
+    if kernels:  # before the cache is allocated: each runs on an array as large
         load_kernels(kernels, whole)
     runners = runners_of(models, config, model_config, whole)
     for loaded in models:
@@ -112,8 +112,8 @@ def build_runners(
             loaded.warm_up(admission=any(tier.sampling.adjust for tier in config.tiers))
     if config.warm_up and not config.early_start and records_graphs(sizings[0].device.platform):
         rehearse(runners, config)
-    # Processes of one mesh would have to agree on which programs there are; replicas that step
-    # together have those of the first.
+    # Processes of one mesh would have to agree on the programs that exist; joint steps run those of
+    # the first replica.
     alone = len(whole.processes) == 1 and joint is None
     if config.shapes.chained and config.warm_up and not config.strict and alone:
         late = LatePrograms(running)
@@ -130,7 +130,7 @@ def build_runners(
 def runners_of(
     models: Sequence[LoadedModel], config: RunnerConfig, model: ModelConfig, whole: Placement
 ) -> tuple[EmptyRunner, ...]:
-    """A runner per replica, with its encoder's programs. No state is needed yet."""
+    """A runner per replica, with its encoder's programs. Does not need the state yet."""
     if not whole.joint:
         return tuple(runner_for(loaded, config, model) for loaded in models)
     companions = [companions_of(loaded, config, model) for loaded in models]
@@ -174,8 +174,7 @@ def encoders_of(
 
 
 def runner_for(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) -> EmptyRunner:
-    """A runner with the inputs that come beside its plans, and the host's logits processors, if
-    there are any."""
+    """A runner with its companions and host logits processors, if there are any."""
     processed = None
     if config.host_processors:
         shapes = config.shapes
@@ -188,7 +187,7 @@ def runner_for(loaded: LoadedModel, config: RunnerConfig, model: ModelConfig) ->
 def companions_of(
     loaded: LoadedModel, config: RunnerConfig, model: ModelConfig
 ) -> tuple[Companion, ...]:
-    """Sources of the inputs beside a model's packed plans: embeddings, images, encoder outputs."""
+    """The model's companions: prompt embeddings, and images or encoder outputs."""
     prompts = (GivenEmbeds(config.given_embeds),) if config.given_embeds else ()
     if model.vision is not None:
         ready, images = config.warm_up and config.takes_images, PatchPacker(model.vision)
@@ -206,7 +205,7 @@ def cross_packer(model: ModelConfig) -> Packer:
 
 
 def replica_programs(compilers: Iterable[StepCompiler], config: RunnerConfig) -> list[Programs]:
-    """The programs of each replica, which share a ledger."""
+    """The programs of each replica, with a common ledger."""
     tiers = [*config.tiers, *config.late_tiers]
     ready = config.tiers if config.warm_up else ()
     late = (tier for tier in tiers if not any(other.covers(tier) for other in ready))

@@ -1,9 +1,9 @@
-"""Cross-attention (encoder-decoder models): runs the encoder before a plan's step, and tells each
-step which rows of the encoder's array every engine row reads.
+"""Cross-attention (encoder-decoder models): runs the encoder before a plan's step, and maps each
+engine row to the rows of the encoder's array that it reads.
 
 An encoder program turns audio (Whisper: a spectrogram made in `media/speech.py`) or text into keys
-and values of every decoder layer. They are written once, to the kind of array that holds image
-embeddings, found by content, allocated by the same cache and gate, and kept until the request ends.
+and values of every decoder layer. They are written once, to an array like that of image embeddings:
+keyed by content, with the same cache and admission gate, and kept until the request ends.
 A layer with `LayerConfig.cross` reads them without a mask (`runner/step/cross_attention.py`). Block
 hashes include the encoder's input, as they do images. On a mesh heads and columns are sharded in
 both parts, and every device has the whole array; pipelines are refused.
@@ -40,8 +40,7 @@ class EncoderOutput:
         self._on_device = self._put()
 
     def take(self, plan: Plan) -> bool:
-        """Encode the plan's audio or texts, and note its new rows. False: it gives no
-        embeddings."""
+        """Encode the plan's audio or texts, and map its new rows. Returns False: no embeddings."""
         self._encoders.encode(self._loaded.leaves, plan.encode)
         if plan.new_rows:
             for new in plan.new_rows:

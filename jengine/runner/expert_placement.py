@@ -19,7 +19,7 @@ from jengine.quantization.placed_experts import EXPERTS, moved
 if TYPE_CHECKING:
     from jengine.runner.loaded_model import LoadedModel
 
-MARK = f".{EXPERTS}"  # ends the path of the array that says which expert is in each slot
+MARK = f".{EXPERTS}"  # path suffix of the arrays that hold the expert of each slot
 
 
 def expert_placement(loaded: LoadedModel) -> list[list[int]]:
@@ -70,7 +70,7 @@ def placed_weights(loaded: LoadedModel) -> list[list[str]]:
 
 
 def layer_number(path: str) -> int:
-    """The number in layers.<number>.mlp."""
+    """n of layers.n.mlp."""
     return int(path.split(".")[1])
 
 

@@ -1,10 +1,10 @@
-"""Prompt embeddings: rows of a prompt given by the user go into the step beside its packed input.
+"""Prompt embeddings (`prompt_embeds`): an input of the step besides its packed plan.
 
 Only steps with such tokens run this variant, which is compiled on first use. On a model that takes
 images it is the variant with images (`image_inputs.py`), so one batch may have both.
 
-A request carries its rows as bytes, which block hashes include; the scheduler only counts tokens.
-The model takes the rows in place of its embedding lookup, before any scale.
+A request carries embeddings as bytes, which block hashes include; the scheduler only counts tokens.
+They replace the embedding lookup, before any scaling.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class GivenEmbeds:
         self._given: dict[int, np.ndarray] = {}  # row -> f32[prompt, hidden]
 
     def take(self, plan: Plan) -> bool:
-        """Note the plan's new rows; returns whether some of its tokens have given embeddings."""
+        """Store embeddings of the plan's new rows. Returns whether its prefill runs any of them."""
         for row in plan.released:
             self._given.pop(row, None)
         for new in plan.new_rows:

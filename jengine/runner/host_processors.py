@@ -1,7 +1,7 @@
 """Runs host logits processors (vLLM's interface) on the logits of a step.
 
-In: plans, the logits of their sampling slots, and the tokens sampled. Out: changed logits. Must not
-know how logits are made, or what is sampled from them.
+In: plans, the logits of their sampling slots, and the tokens sampled. Out: processed logits. Must
+not know the model or the sampler.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from jengine.sampling_params import ROW_PARAMETERS, SamplingParams
 
 
 class HostProcessors:
-    """The processors of one runner, one object of each class."""
+    """One runner's processors, an instance per class."""
 
     def __init__(self, classes: Sequence[type[LogitsProcessor]], config: ProcessorConfig) -> None:
         processors = [one(config, "cpu", False) for one in classes]
-        # Those that leave greedy answers alone come last, and see what is drawn from.
+        # Argmax-invariant ones run last, on logits divided by the temperature.
         self._first = [one for one in processors if not one.is_argmax_invariant()]
         self._second = [one for one in processors if one.is_argmax_invariant()]
         self._batch = HostBatch()
-        self._sampled: list[BatchRow] = []  # whose tokens the last step sampled
+        self._sampled: list[BatchRow] = []  # rows that the last step sampled
 
     def read(self, tokens: np.ndarray) -> None:
         """Record the tokens sampled by the last step, one per row."""
@@ -58,8 +58,7 @@ class HostProcessors:
         return batch[places]
 
     def _drawn(self, batch: np.ndarray, heat: np.ndarray) -> np.ndarray:
-        """Apply to randomly sampled rows the processors that expect logits divided by the
-        temperature."""
+        """Apply the argmax-invariant processors to rows that are not greedy."""
         scale = np.where(heat > 0, heat, 1)
         drawn = batch / scale
         for one in self._second:
@@ -91,11 +90,11 @@ class BatchRow:
 
 
 class HostBatch:
-    """Tracks plans and keeps the batch dense."""
+    """vLLM's persistent batch: maps engine rows to dense places."""
 
     def __init__(self) -> None:
-        self.rows: dict[int, BatchRow] = {}  # by row of the engine
-        self._places: list[int] = []  # the row at each place
+        self.rows: dict[int, BatchRow] = {}  # by engine row
+        self._places: list[int] = []  # engine row of each place
 
     def __len__(self) -> int:
         return len(self._places)

@@ -1,9 +1,9 @@
 """Sampling with logits processors that run on the host (vLLM's classes, `logits_processor.py`).
 
-The output head and the sampler are separate programs then. The host waits for the logits, changes
+The output head and the sampler are separate programs then. The host waits for the logits, processes
 them and queues the sampler, so a step costs two transfers of the logits, and no host work overlaps
-with the model. By then all earlier tokens are on the host, so processors see every one, without any
-support in the scheduler. In a pipeline they follow the plans that leave, in that order.
+with the model. Since the host waits, it has all earlier tokens, and the scheduler needs no support.
+In a pipeline processors run for the plan that leaves the last stage.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class HostSampling:
     def __init__(self, loaded: LoadedModel, processors: HostProcessors) -> None:
         self._loaded = loaded
         self._processors = processors
-        self._last: tuple[PackedStep, StepOutput] | None = None  # whose tokens were not read yet
+        self._last: tuple[PackedStep, StepOutput] | None = None  # step whose tokens are not read
 
     def __call__(
         self,
@@ -38,7 +38,7 @@ class HostSampling:
     ) -> StepOutput:
         """Wait for the logits, process them, queue the sampler."""
         own = self._loaded.run(parts[Part.LOGITS], forwarded.slots)
-        # The logits follow from the tokens of the step before, so these are there as well.
+        # Waits. The previous step's tokens, an input of these logits, are ready too.
         logits = np.array(own)
         if self._last is not None:
             before, output = self._last

@@ -2,8 +2,8 @@
 positions.
 
 A step whose prefill chunks belong to no prompt with images runs the variant without them. In a
-pipeline only the plan that enters takes embeddings, and its rotary positions go with it from stage
-to stage, so images of later plans may take the place of these at once.
+pipeline only the plan that enters takes embeddings, and its rotary positions travel with it from
+stage to stage, so later plans may overwrite the embeddings at once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Images:
         return any(row in self._spans for row in plan.entries.rows[plan.num_decodes :].tolist())
 
     def _start(self, new_rows: list[NewRow]) -> None:
-        """Note the images of new rows, and the position offset of the tokens behind them."""
+        """Store the images of new rows, and the mrope offset of the tokens after them."""
         changed = False
         for new in new_rows:
             self._spans.pop(new.row, None)
@@ -55,7 +55,7 @@ class Images:
             self._loaded.state = state._replace(offsets=given)
 
     def beside(self, plan: Plan, packed: PackedStep) -> ImagesInput:
-        """The encoder's array, and the row of it that each token takes."""
+        """The encoder's array, the row of it that each token takes, and rotary positions."""
         tokens = packed.bucket.num_tokens
         index, positions = np.full(tokens, -1, np.int32), np.full((3, tokens), -1, np.int32)
         ahead = np.zeros(tokens, np.int32)
@@ -68,8 +68,8 @@ class Images:
     def _embeddings(
         self, spans: list[MediaSpan], start: int, length: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """i32[length]: the row of each token's embedding in the encoder's array, -1 for text; and
-        to how many later tokens of its image it attends."""
+        """Per token, i32[length]: the row of its embedding in the encoder's array, -1 for text; and
+        the number of later tokens of its image that it attends to."""
         found, end = np.full(length, -1, np.int32), start + length
         ahead = np.zeros(length, np.int32)
         for span in spans:

@@ -1,7 +1,8 @@
-"""Data-parallel replicas that run every step together (joint steps), in programs over all devices.
+"""Joint steps: data-parallel replicas run every step together, in programs over all devices.
 
-In: a plan per replica; one without a plan runs an empty step. Out: each replica's results. A round
-of plans is queued when all have arrived, when a result is read, or on `launch`.
+In: a plan per replica; a replica without one runs an empty step. Out: each replica's results. A
+round of plans is queued when all have arrived, when a replica submits another, when a result is
+read, or on `launch`.
 """
 
 from __future__ import annotations
@@ -43,16 +44,15 @@ class JointStep:
 
     @property
     def ready(self) -> bool:
-        """Whether the step has run."""
+        """Whether the step has run. Queues its round."""
         return self._queued().ready
 
     @property
     def has_left(self) -> bool:
-        """Whether the round of all replicas has been queued."""
+        """Whether its round has been queued."""
         return self.pending is not None
 
     def result(self) -> StepOutput:
-        """Wait for the step and read its results."""
         return self._queued().result()
 
     def _queued(self) -> PendingStep:
@@ -101,7 +101,7 @@ class JointGroup:
                 taken[replica][1].pending = pending
 
     def run_empty(self, bucket: Bucket, features: Features, wanted: int) -> None:
-        """See `EmptyRunner.run_empty`; of all replicas."""
+        """See `EmptyRunner.run_empty`; for all replicas."""
         models, nothing = self._models, Plan(0, NO_ENTRIES, 0)
         chain = models[0].programs.chain(bucket, features)
         if chain.has_run(wanted):
@@ -155,7 +155,7 @@ class JointGroup:
         self, plans: Sequence[Plan], packed: Sequence[PackedStep], parts: dict[Part, Found],
         chunks: Iterable[tuple[PromptChunk, ...]],
     ) -> StepOutput:  # fmt: skip
-        """Queue the programs for all replicas' packed plans and chunks of prompt tokens."""
+        """Queue the programs for all replicas' packed plans, and for chunks of prompt tokens."""
         first, joined = self._models[0], self._joined
         state = jax.tree.map(lambda *own: joined.join(own), *(one.state for one in self._models))
 
@@ -196,7 +196,6 @@ class JointRunner:
         self._replica = replica
 
     def submit(self, plan: Plan) -> JointStep:
-        """Add the plan to the round of all replicas."""
         return self.group.submit(self._replica, plan)
 
     def run_empty(self, bucket: Bucket, features: Features, wanted: int) -> None:
@@ -207,8 +206,8 @@ class JointRunner:
         self.group.launch()
 
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
-        """Use these parameters, which are arrays over all replicas, for later plans. Only the first
-        replica's call has an effect."""
+        """Use these parameters for later plans. They are arrays over all replicas, so only the
+        first replica's call has an effect."""
         if self._replica == 0:
             self.loaded.update_parameters(values)
 
@@ -261,7 +260,7 @@ def by_number(each: Iterable[Iterable[Numbered]]) -> tuple[Numbered, ...]:
 
 
 def largest(buckets: Sequence[Bucket]) -> Bucket:
-    """Smallest size that covers all of these in each dimension."""
+    """Smallest bucket that covers all of these."""
     return Bucket(
         max(one.decode_rows for one in buckets),
         max(one.prefill_tokens for one in buckets),

@@ -1,4 +1,4 @@
-"""The engine's drafter on the device: a draft model or heads, with their parameters."""
+"""The drafter on the device: a draft model or heads, with their parameters."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sharding.placement import Placement
 
 
 class LoadedDrafter(NamedTuple):
-    """A drafter on the device: how to build it from the model, and its parameters."""
+    """A drafter's module, parameters and constructor."""
 
     method: Callable[[Any], Any]  # the model -> a `step.draft_stage.Drafter`
     model: nnx.Module
     order: LeafOrder
     leaves: Leaves
-    first_layer: int  # the number of its first layer among all layers with a cache
-    points: tuple[str, ...] = ()  # tap points of the model whose values it reads
+    first_layer: int  # index of its first layer among all layers with a KV cache
+    points: tuple[str, ...] = ()  # tap points of the target model that it reads
 
     def on(self, part: Placement) -> LoadedDrafter:
         """The drafter on one replica's devices."""

@@ -1,6 +1,7 @@
 """A model on one replica's devices: its parameters, its step state and its compiled steps.
 
-In: packed steps. Out: device outputs, not awaited. Of plans it knows only new rows and blocks.
+In: packed steps. Out: device outputs, not awaited. Of plans it knows only new rows, new blocks and
+token masks.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from sharding.jax_settings import engine_context
 from sharding.mesh import steps_may_queue
 from sharding.placement import Placement
 
-if TYPE_CHECKING:  # it sizes what this runs
+if TYPE_CHECKING:
     from jengine.runner.resize import Resizing
 
 
@@ -57,15 +58,14 @@ class LoadedModel:
         adapters: AdapterStacks | None = None,
     ) -> None:
         self.leaves = leaves
-        self.drafter_leaves = drafter_leaves  # of the model that makes the drafts of steps
+        self.drafter_leaves = drafter_leaves
         self.adapters = adapters
         self._make_state = make_state
-        # Made when what is compiled before serving is compiled: a compiler measures candidates on
-        # a device's free memory, which the cache will take.
+        # Allocated after warm-up: XLA's autotuning needs free memory, which the cache will take.
         self._state: StepState | None = None
         self.asleep = Asleep()
-        self.resizing: Resizing | None = None  # the sizes that its cache may have
-        # Reads the parameters from the model's folder again, into the memory of old ones.
+        self.resizing: Resizing | None = None
+        # Reloads parameters from the model's folder, into the memory of the leaves given.
         self.read_weights: Callable[[Leaves | None], Leaves] | None = None
         self.programs = programs
         self.ladders = ladders
@@ -77,7 +77,7 @@ class LoadedModel:
         self._blocks = BlockWriter(programs.compiler)
         self._masks = MaskWriter(programs.compiler)
         self.background: BackgroundWarmUp | None = None  # compiles programs while steps run
-        self.late: LatePrograms | None = None  # compiles what warm-up leaves out, while steps run
+        self.late: LatePrograms | None = None  # likewise, programs that warm-up leaves out
         self.closing: list[Callable[[], None]] = []  # called once no step runs any more
         self._may_queue = steps_may_queue(self.placement.mesh)
 
@@ -91,7 +91,7 @@ class LoadedModel:
 
     @property
     def state(self) -> StepState:
-        """What the device keeps between steps."""
+        """Donated step state: KV cache and row state. Asserts that it is allocated."""
         assert self._state is not None, "the KV cache sleeps, or is not made yet"
         return self._state
 
@@ -100,11 +100,11 @@ class LoadedModel:
         self._state = state
 
     def drop_state(self) -> None:
-        """Free the KV cache and the state of all rows, until the next `make_state`."""
+        """Free the KV cache and the row state."""
         self._state = None
 
     def make_state(self) -> None:
-        """Make the state, empty."""
+        """Allocate an empty state."""
         with explained(jax.errors.JaxRuntimeError, Doing.CACHE):
             self._state = self._make_state()
 
@@ -114,7 +114,7 @@ class LoadedModel:
 
     @property
     def adapter_store(self) -> AdapterStore:
-        """The adapters in this process's memory; an error if steps take none."""
+        """The adapters in host memory. Raises UnsupportedFeature without LoRA."""
         if self.adapters is None:
             raise UnsupportedFeature("LoRA adapters: create the engine with enable_lora=True.")
         return self.adapters.store
@@ -135,13 +135,14 @@ class LoadedModel:
         return compiler.used(leaves, features, stacks, tuple(chain.from_iterable(of_taps)))
 
     def admit(self, new_rows: Sequence[NewRow]) -> None:
-        """Queue the writes of the sampler's state of new rows."""
+        """Queue the writes of new rows' sampler state."""
         self.state = self._admission.admit(self.state, new_rows)
 
     def hold_adapters(
         self, new_rows: Sequence[NewRow], before: Callable[[], None] = lambda: None
     ) -> None:
-        """Queue the writes of new rows' LoRA adapters. `before` is called if there are any."""
+        """Queue the writes of new rows' LoRA adapters to their slots. `before` is called first if a
+        slot's adapter changes."""
         stacks = self.adapters
         if stacks is None:
             return
@@ -159,7 +160,7 @@ class LoadedModel:
             self.state = self.state._replace(rows=rows)
 
     def add_blocks(self, entries: np.ndarray) -> None:
-        """Queue the write of block table entries for which the step's packed input has no room."""
+        """Queue the write of block table entries that do not fit the step's packed input."""
         if len(entries):
             assert self.state.tables is not None, "in a pipeline tables are packed"
             tables = self._blocks.write(self.state.tables, entries)
@@ -189,8 +190,8 @@ class LoadedModel:
         return self.order.stored(self.leaves)
 
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
-        """Use other parameters with these shardings. Those that a step takes in another layout
-        overwrite the old ones, after the steps queued before."""
+        """Replace the parameters; shardings must be the same. Prepared copies (where a step takes
+        another layout) may overwrite the old leaves, after steps already queued."""
         take_weights(self, self.order.leaves(values.items(), into=self.leaves or None))
 
     def check_leaves(self) -> None:
@@ -202,7 +203,7 @@ class LoadedModel:
             )
 
     def functions_of(self, new: NewRow) -> list[Raised]:
-        """Errors raised by the user callbacks of a new row: taps and logits processors."""
+        """Error counters of the user functions of a new row: taps and logits processors."""
         used = self.taps.raised_by(new.taps), self.processors.raised_by(new.sampling.processors)
         return [one for one in used if one is not None]
 

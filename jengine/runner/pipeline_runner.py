@@ -1,7 +1,7 @@
 """Pipeline parallelism: every step runs all stages, each on a different plan.
 
-A plan enters the first stage in the step that its submission queues, and is sampled in the step
-that runs it in the last stage.
+A plan enters the first stage in the step that its submission queues, moves one stage per step, and
+is sampled in the step in which it leaves the last stage.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from jengine.runner.variants.features import Features
 from jengine.runner.variants.parts import Part
 from sharding.placement import put
 
-# The features of a step in which no plan leaves the last stage, so that nothing is sampled.
+# Features of a step in which no plan leaves the last stage: nothing is sampled.
 NOTHING = Features()
-# What enters the first stage when a step only brings others on.
+# Enters the first stage in a step that only advances the plans in flight.
 NO_PLAN = Plan(0, NO_ENTRIES, 0)
 
 
 @dataclass
 class PipelinedStep:
-    """Future of a plan in the pipeline."""
+    """Future of a submitted plan."""
 
     plan: Plan
     packed: PackedStep
@@ -74,8 +74,8 @@ class PipelineRunner:
     """Runs the plans of one replica with one plan in flight per stage.
 
     A plan is packed when it is submitted, since its rows may serve other requests when it leaves.
-    `companions` supply inputs beside the plan that enters; what later stages need of them travels
-    with its activations. `processed` runs logits processors on the host for the plan that leaves.
+    `companions` supply further inputs of the plan that enters; what later stages need of them
+    travels with its activations. `processed` runs host logits processors for the plan that leaves.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class PipelineRunner:
         self._companions = companions
         self._processed = processed
         self._rows = Rows(loaded.shapes)
-        # The plans that the second and later stages run next.
+        # The plans that the second and later stages run in the next step.
         self._held: tuple[PipelinedStep | None, ...] = (None,) * (loaded.placement.num_stages - 1)
 
     def submit(self, plan: Plan) -> PipelinedStep:
@@ -162,7 +162,8 @@ class PipelineRunner:
     def _input(
         self, plan: Plan, packed: Sequence[PackedStep | None], bucket: Bucket, found: Found
     ) -> StepGiven:
-        """The packed input of all stages, on the devices, and what is beside the entering plan."""
+        """The packed input of all stages, on the devices, and the entering plan's companion
+        inputs."""
         loaded = self.loaded
         rows = joined(packed, bucket, loaded.shapes)
         first = packed[0] or pack(plan, self._rows, bucket, loaded.shapes)

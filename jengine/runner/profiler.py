@@ -13,7 +13,7 @@ import jax
 from jengine.runner.variants.buckets import Bucket
 
 NOTHING: AbstractContextManager[None] = nullcontext()
-# Packing a plan and calling the compiled step are told apart.
+# Names of the annotations.
 STEP, PACK = "engine_step", "pack"
 
 

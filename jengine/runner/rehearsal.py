@@ -1,8 +1,8 @@
 """Runs every compiled program on empty steps before serving, to capture its CUDA graphs.
 
 XLA launches the kernels of a program's first run one by one and captures its CUDA graphs in the
-second; loading a program drops the graphs of all others. So each program runs twice once all are
-compiled, the largest first, as its graphs take the most memory.
+second; loading a program drops the graphs of all others. So each program runs twice after all are
+compiled, the largest first, whose graphs take the most memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jengine.runner.runner_config import RunnerConfig
 from jengine.runner.variants.buckets import StepShapes
 from sharding.placement import Placement
 
-# Runs until a program's graphs are recorded.
+# Runs after which a program's graphs are captured.
 RUNS = 2
 
 
@@ -28,18 +28,16 @@ def records_graphs(platform: str) -> bool:
 
 
 def loads_kernels(whole: Placement, shapes: StepShapes) -> bool:
-    """Whether the modules of Triton kernels must be loaded before the first step: where several
-    devices run one program, so that a collective may run while a device loads one."""
+    """Whether Triton kernels' modules must be loaded before the first step: where several devices
+    run one program, loading during a collective can deadlock (`pallas_kernels.launch.loading`)."""
     together = whole.joint or any(part.mesh.size > 1 for part in whole.replicas)
     platform = whole.mesh.local_devices[0].platform
     return together and platform != "cpu" and shapes.attention == "triton"
 
 
 def load_kernels(kernels: set[Any], whole: Placement) -> None:
-    """Run each kernel once on this process's devices, in a program without collectives.
-
-    Programs that are compiled later load theirs at their first run.
-    """
+    """Run each kernel once on this process's devices, in a program without collectives. Programs
+    compiled later load their kernels at the first run."""
     importlib.import_module("pallas_kernels.launch").load_kernels(kernels, whole.mesh.local_devices)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-# The parts of an engine that sleep and wake: vLLM's tags.
+# vLLM's tags of sleep mode.
 WEIGHTS, CACHE = "weights", "kv_cache"
 SLEEPERS = (WEIGHTS, CACHE)
 
@@ -22,9 +22,9 @@ class DeviceMemory(msgspec.Struct, frozen=True):
 
 
 class ProgramCounts(msgspec.Struct, frozen=True):
-    """How many programs were compiled."""
+    """Numbers of compiled programs."""
 
     programs: int
     compiles_after_warm_up: int
-    programs_to_come: int = 0  # being compiled while steps run
-    on_first_use: tuple[str, ...] = ()  # variants that the first step to need them compiles
+    programs_to_come: int = 0  # still to be compiled in the background
+    on_first_use: tuple[str, ...] = ()  # variants compiled by the first step that needs them

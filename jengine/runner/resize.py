@@ -5,8 +5,8 @@ cache's size: the steps, and the one that allocates the empty state. Called betw
 request has blocks; after an error nothing has changed.
 
 Running requests are preempted before and resume from cached blocks: blocks below the new number
-keep their number, content and LRU position. Programs of the old size are compiled again if it comes
-back, from XLA's disk cache.
+keep their id, content and LRU position. Returning to an earlier size compiles its programs again,
+from XLA's disk cache.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Resizing:
     def resize(self, loaded: LoadedModel, num_bytes: int) -> list[int]:
         """Resize the cache to `num_bytes`. Returns the blocks per group."""
         loaded.wait_until_warm()
-        if loaded.late is not None:  # what it compiles is for the old size
+        if loaded.late is not None:  # it compiles for the old size
             loaded.late.finish()
         sizing = self._sizing
         cache = sizing.cache_for(num_bytes, held=sum(x.nbytes for x in arrays_of(loaded)))

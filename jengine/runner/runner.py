@@ -1,6 +1,6 @@
 """The runner: packs a plan and queues its compiled step, without waiting for results.
 
-`pipeline_runner.PipelineRunner` fulfils the same contract for models in pipeline stages.
+`pipeline_runner.PipelineRunner` and `joint_runner.JointRunner` follow the same protocol.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PlanRunner(Protocol):
     def submit(self, plan: Plan) -> StepHandle: ...
 
     def drain(self) -> None:
-        """Queue whatever submitted plans still need to complete. Does not block."""
+        """Queue all steps that submitted plans still need. Does not block."""
         ...
 
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:
@@ -67,9 +67,10 @@ class EmptyRunner(PlanRunner, Protocol):
 
 
 class Companion(Protocol):
-    """Inputs beside packed plans: prompt embeddings, image embeddings, or encoder outputs."""
+    """A source of step inputs besides the packed plan: prompt embeddings, images, or encoder
+    outputs."""
 
-    # Otherwise only steps have it some of whose tokens are given as embeddings.
+    # If False, only steps with tokens given as embeddings (`take` returns True) have this input.
     in_every_step: bool
 
     def take(self, plan: Plan) -> bool:
@@ -77,19 +78,18 @@ class Companion(Protocol):
         ...
 
     def beside(self, plan: Plan, packed: PackedStep) -> BesideInput:
-        """The companion's part of the step input for a packed plan."""
+        """The companion's input of a packed plan's step."""
         ...
 
 
-# Samples a plan from logits that the host has changed.
+# Runs host logits processors on a plan's logits, and samples.
 Processed = Callable[[Plan, PackedStep, dict[Part, Found], Forwarded], StepOutput]
 
 
 class Runner:
     """Runs each plan as one step on one replica's devices.
 
-    `companions` supply inputs beside the plan; `processed` runs logits processors on the host
-    before sampling.
+    `companions` supply further inputs; `processed` runs host logits processors before sampling.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Runner:
         score_nothing(loaded, chain.parts)
 
     def drain(self) -> None:
-        """No-op: every plan was queued whole."""
+        """No-op: `submit` queues the whole step."""
 
     def _run(self, plan: Plan, packed: PackedStep, parts: dict[Part, Found]) -> StepOutput:
         """Queue the programs of a packed plan."""
@@ -142,7 +142,7 @@ class Runner:
             forwarded, output = ran
         else:
             forwarded, output = ran, sampled(self.loaded, self._processed, plan, packed, parts, ran)
-        if forwarded is None:  # of several steps
+        if forwarded is None:  # multi-step decode
             return output
         output = forwarded.completing(output)
         if Part.DRAFT in parts:
@@ -157,7 +157,7 @@ class Runner:
 def needed_with(
     companions: Sequence[Companion], plan: Plan, rows: Rows, loaded: LoadedModel
 ) -> Features:
-    """Features that the plan's rows need, once applied. Hands the plan to the companions."""
+    """Features that the plan needs, after `rows.apply`. Passes the plan to the companions."""
     own = needed(plan, rows, loaded.vocab_size, loaded.taps, loaded.processors)
     taken = [one.take(plan) for one in companions]
     return replace(own, embeds=True) if any(taken) else own
@@ -166,7 +166,7 @@ def needed_with(
 def given_with(
     companions: Sequence[Companion], plan: Plan, packed: PackedStep, found: Found
 ) -> StepGiven:
-    """A packed plan, with the companions' inputs that the program takes."""
+    """A packed plan, with those companions' inputs that the program takes."""
     embeds = found.entry.features.embeds
     beside = [one.beside(plan, packed) for one in companions if embeds or one.in_every_step]
     return StepGiven(packed.buffer, tuple(beside))
@@ -183,7 +183,7 @@ def sampled(
 
 
 def score_nothing(loaded: LoadedModel, parts: dict[Part, Found]) -> None:
-    """Queue the programs over prompt tokens on a chunk without any."""
+    """Queue the programs over prompt tokens on a chunk of padding."""
     for part in READS_PROMPTS & parts.keys():
         size = parts[part].entry.bucket.num_tokens
         loaded.run(parts[part], no_prompts(loaded.shapes, size))

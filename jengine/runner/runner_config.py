@@ -1,4 +1,4 @@
-"""The runner's own settings."""
+"""Settings of a runner."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class AdapterConfig:
     """Capacity of a step's LoRA slots."""
 
     slots: int
-    rank: int  # that the arrays have room for
-    most_rank: int  # that an adapter may have
+    rank: int  # of the device arrays
+    most_rank: int  # largest rank of an adapter
     dtype: str  # auto: the model's
-    modules: tuple[str, ...] | None = None  # that may be adapted; None: all
+    modules: tuple[str, ...] | None = None  # modules that may be adapted; None: all
 
 
 @dataclass(frozen=True)
@@ -38,19 +38,19 @@ class RunnerConfig:
     demands: tuple[tuple[int, int], ...]  # per group: (most useful, at least) blocks
     enable_prefix_caching: bool = True
     warm_up: bool = True
-    # Whether steps run once the largest program is compiled, and the others in the background.
+    # Serve once the largest program is compiled; compile the others in the background.
     early_start: bool = False
     strict: bool = False
     # Classes of logits processors that run on the host; with any, steps are split.
     host_processors: tuple[type[LogitsProcessor], ...] = ()
-    # Width of embeddings that prompts may be given as; 0: they may not.
+    # Width of prompt embeddings; 0: not enabled.
     given_embeds: int = 0
-    # Embeddings of images that the device keeps, and patches that programs of the encoder take.
+    # Rows of the device's array of encoder outputs, and the encoder's buckets of patches.
     encoder_tokens: int = 0
     patch_sizes: tuple[int, ...] = ()
-    takes_images: bool = False  # whether prompts may have images, whose programs are compiled
+    takes_images: bool = False  # whether to compile programs for prompts with images
     choices: CompilerChoices = field(default_factory=CompilerChoices)
-    adapters: AdapterConfig | None = None  # None: requests have none
+    adapters: AdapterConfig | None = None  # None: no LoRA
 
     @property
     def programs(self) -> ProgramList:

@@ -58,8 +58,8 @@ class Sizing:
     agree_on_bytes: Callable[[int], int]
     drafter: LoadedDrafter | None = None
     adapters: AdapterStacks | None = None
-    joint: LeafOrder | None = None  # of all replicas, if they run each step together
-    # Of what its compilers compile; None: kernels may be loaded while steps run.
+    joint: LeafOrder | None = None  # of all replicas, for joint steps
+    # Collects the Triton kernels compiled, to load them before serving; None: not needed.
     kernels: set[Any] | None = None
 
     @property
@@ -69,7 +69,7 @@ class Sizing:
 
     @property
     def device(self) -> jax.Device:
-        """One of the replica's devices; all are of one kind."""
+        """One of the replica's devices, which are of one kind."""
         return self.placement.mesh.local_devices[0]
 
     def settle(
@@ -221,7 +221,7 @@ class Sizing:
         return empty_state(*self._state_arguments(cache))
 
     def _state_arguments(self, cache: CacheConfig) -> tuple[Any, ...]:
-        """Those of `empty_state`."""
+        """Arguments of `empty_state`."""
         shapes, pooling = self.config.shapes, self.model.pooling
         return (
             cache,
@@ -245,8 +245,8 @@ class Sizing:
         )
 
     def _prompts(self) -> tuple[int, int] | None:
-        """Shape of the prompts' hidden states that a forward leaves in the state, in whole chunks;
-        None if no program reads them."""
+        """Shape of the prompt hidden states that a forward leaves in the state for scoring and
+        pooling, in whole chunks; None if no program reads them."""
         shapes = self.config.shapes
         tokens = shapes.prompt_tokens(self.config.ladders.largest)
         if not tokens or shapes.pooling == "vectors":
@@ -275,8 +275,8 @@ def stages_of(order: LeafOrder, ladders: Ladders) -> Stages | None:
 def held_by(
     placement: Placement, ladders: Ladders, hidden: int, *, ahead: bool = False
 ) -> HeldShape | None:
-    """Shape of what is in flight between pipeline stages, for the largest bucket; None without a
-    pipeline. `ahead`: whether tokens of images attend to later ones."""
+    """Shape of the activations in flight between pipeline stages, for the largest bucket; None
+    without a pipeline. `ahead`: whether tokens of images attend to later ones."""
     if placement.num_stages == 1:
         return None
     return HeldShape(placement.num_stages, ladders.largest.num_tokens, hidden, ahead)

@@ -1,14 +1,14 @@
 """Sleep mode: offloads or drops a loaded model's parameters, and drops its KV cache and step state.
 
-In: what is to sleep or to wake. Out: what sleeps now. Called between steps, when no request has
-blocks of the KV cache.
+In: tags to put to sleep or wake. Out: tags asleep. Called between steps, when no request has blocks
+of the KV cache.
 
-The engine reads the steps in flight and preempts all requests, which keep their tokens; then each
-worker frees its state and moves its weights (`executor/calls.py`). Steps stay paused until all is
-awake, so the scheduler need not know. All compiled programs stay, so waking compiles nothing. LoRA
-slots are dropped, and filled again from host memory. On CPUs, level 1 leaves the weights where they
-are. Measured with the demo model and a cache of 400 MB on XLA's attention: 957 MB resident and 404
-MB of live arrays awake, 557 MB and 4 MB asleep, 960 MB and 404 MB awake again.
+The engine drains the steps in flight and preempts all requests, which keep their tokens; then each
+worker frees its state and offloads its weights (`executor/calls.py`). Steps stay paused until all
+is awake, so the scheduler need not know. Compiled programs are kept, so waking compiles nothing.
+LoRA slots are dropped, and refilled from host memory. On CPUs, level 1 leaves the weights where
+they are. Measured with the demo model and a cache of 400 MB on XLA's attention: 957 MB resident and
+404 MB of live arrays awake, 557 MB and 4 MB asleep, 960 MB and 404 MB awake again.
 
 On GPUs freed memory returns to JAX's pool, which serves the same process and never shrinks. With
 `XLA_PYTHON_CLIENT_ALLOCATOR=platform` there is no pool, so other processes get the memory; set
@@ -55,7 +55,7 @@ class Asleep:
     """Sleeping tags, and parameters kept on the host."""
 
     tags: set[str] = field(default_factory=set)
-    weights: Kept | None = None  # None: they were dropped, or do not sleep
+    weights: Kept | None = None  # None: dropped, or awake
     drafter: Kept | None = None
 
 
@@ -65,8 +65,8 @@ def put_to_sleep(loaded: LoadedModel, level: int, tags: Collection[str]) -> list
     asleep = loaded.asleep
     if WEIGHTS in tags and WEIGHTS not in asleep.tags:
         asleep.weights = Kept.of(loaded.leaves)
-        # Updates do not bring a drafter's weights: those are kept at every level. Adapters are in
-        # the host's memory anyway.
+        # Weight updates exclude a drafter's: these are kept at every level. Adapters are in host
+        # memory anyway.
         asleep.drafter = Kept.of(loaded.drafter_leaves)
         if loaded.adapters is not None:
             loaded.adapters.drop()
@@ -116,7 +116,7 @@ def reload(loaded: LoadedModel) -> list[str]:
 
 
 def is_host(leaf: jax.Array) -> bool:
-    """Whether an array is in the host's memory already."""
+    """Whether an array is on a CPU device."""
     return next(iter(leaf.devices())).platform == "cpu"
 
 
