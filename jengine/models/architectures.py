@@ -1,4 +1,4 @@
-"""Table from class names in config.json's `architectures` to the family file that reads them."""
+"""Table from class names in config.json's `architectures` to the family module that reads them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ FAMILIES = {
     "T5ForConditionalGeneration": "jengine.models.families.t5",
     "MT5ForConditionalGeneration": "jengine.models.families.t5",
 }
-# Ends of class names that have another head than the one that writes, or none.
+# Class name suffixes of models with another head than a language model's, or none.
 POOLED_ENDINGS = (
     "ForSequenceClassification",
     "ForTokenClassification",
@@ -110,7 +110,7 @@ POOLED_ENDINGS = (
     "ForEmbedding",
     "Model",
 )
-# Bare classes with other names.
+# Bare classes whose names do not follow the pattern.
 BODIES = {"Gemma3TextModel": "Gemma3ForCausalLM"}
 SPARSE_INDEXER = "it attends to the tokens that a sparse indexer picks, which is not built"
 GEMMA3N = (
@@ -119,7 +119,7 @@ GEMMA3N = (
     " the largest only are not built"
 )
 BIASES_OF_LAYERS = "biases of scores by distance that every layer has for itself are not read"
-# Architectures that look like a native one and are not: what is missing.
+# Architectures that would load as a supported one but differ -> what is missing.
 REFUSED = {
     "JetMoeForCausalLM": "attention whose heads a router picks for each token is not built",
     "LagunaForCausalLM": (

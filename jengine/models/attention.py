@@ -1,7 +1,7 @@
-"""The attention layer: fused QKV matmul, mixing, output matmul.
+"""The attention layer: fused QKV matmul, attention, output matmul.
 
-In: activations and a StepContext. Out: what is added to the residual stream. Must not know where
-keys and values are kept, nor other layers.
+In: activations and a StepContext. Out: an addition to the residual stream. Must not know the KV
+cache's layout, nor other layers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Attention(nnx.Module):
     """The QKV matmul's outputs are grouped by KV head, [query group, key, value], so that one
     logical axis shards all three.
 
-    `inputs` is the input width where it is not the hidden size. Where several layers share the
-    weights, a call says which `layer` it is, and what this one has `added` to the QKV matmul.
+    `inputs` is the input width, by default the hidden size. Where layers share the weights, a call
+    passes its `layer` index, and what the layer has `added` to the QKV matmul (LoRA-like).
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Attention(nnx.Module):
             shape, own = (kv, config.group, config.distance_bias.buckets), ("kv_heads", None, None)
             self.distance_bias = parameter(factory.rngs, shape, own, factory.dtype, init)
         mixed, axes = (kv, config.group, dim), ("kv_heads", None, None, "embed")
-        heads = "kv_heads", "queries_of_kv_head", None  # of what is mixed
+        heads = "kv_heads", "queries_of_kv_head", None  # axes of the attention output
         self.out = Linear(factory, mixed, (hidden,), axes, bias=config.output_bias, x_axes=heads)
 
     def __call__(
@@ -106,8 +106,8 @@ class Attention(nnx.Module):
         return self.out(mixed, residual=residual, live=context.live)
 
     def _biases(self, context: StepContext) -> Float32[Array, "kv_heads group distances"]:
-        """Relative position biases by distance: this layer's, or those of the last layer that has
-        its own."""
+        """Relative position biases by distance: this layer's, or those of the last layer with
+        parameters for them."""
         config = self.config.distance_bias
         if config is not None and config.is_own:
             context.biases = biases_by_distance(
@@ -119,8 +119,7 @@ class Attention(nnx.Module):
     def _with_values(
         self, qkv: Float[Array, "*tokens kv_heads members dim"]
     ) -> Float[Array, "*tokens kv_heads parts dim"]:
-        """Append the values: normalised if configured, and a copy of the keys where keys are
-        values."""
+        """Normalise the values, or append them as copies of the keys, as configured."""
         values = qkv[..., -1:, :]
         rest = qkv if self.config.keys_are_values else qkv[..., :-1, :]
         if self.config.value_norm:
@@ -171,16 +170,15 @@ class Attention(nnx.Module):
 
 
 def norm_first(rope: RopeConfig, eps: float) -> tuple[RopeConfig, float]:
-    """For a norm after rotation: the (rotation, epsilon) with which norming first gives the same
-    result. The norm cancels the rotation's attention factor f, except that its epsilon becomes eps
-    / f**2."""
+    """For a QK-norm after rotation: the rotation and epsilon with which norming first gives the
+    same result. The norm cancels the rotation's attention factor f, except that its epsilon becomes
+    eps / f**2."""
     assert rope.rotated is None or rope.attention_factor == 1.0, "no family reads with both"
     return replace(rope, attention_factor=1.0), eps / rope.attention_factor**2
 
 
 class ReadingAttention(nnx.Module):
-    """Attention of a layer that reads an earlier layer's KV cache: it has queries only and writes
-    nothing."""
+    """Attention of a layer that reads an earlier layer's KV cache: it computes only queries."""
 
     def __init__(self, factory: Factory, config: AttentionConfig, layer: int):
         assert config.source is not None and config.source < layer

@@ -1,8 +1,8 @@
 """StepContext: what a model is called with besides tokens.
 
 In: positions, a mixer (attention through the KV cache, or over whole sequences) and the cache
-arrays. Out: after the call, the new cache arrays. Model files know nothing else of a step: no block
-tables, rows of requests or sampling.
+arrays. Out: after the call, the new cache arrays. It is all that model files see of a step: no
+block tables, rows of requests or sampling.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from jengine.models.tap_points import Tap
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
 
-# One type per kind of mixing; a mixer dispatches on it.
+# Inputs of a mixer, which dispatches on the type.
 MixInputs = AttentionInputs | ReadInputs | LatentInputs | RecurrentInputs
 
 
 class Mixer(Protocol):
-    """Mixes each token with earlier ones and updates the caches."""
+    """Mixes each token with earlier ones (attention or recurrence) and updates the caches."""
 
     def __call__(self, caches: Any, layer: int, inputs: MixInputs) -> tuple[Array, Any]: ...
 
@@ -40,8 +40,8 @@ class GivenEmbeddings(NamedTuple):
     after the first layers (deepstack)."""
 
     rows: Array  # f32[*tokens, (1 + layers) * hidden]
-    mask: Array  # bool[*tokens] which tokens have one
-    is_final: bool = False  # whether they enter the first layer without the model's own scale
+    mask: Array  # bool[*tokens] whether the token has a row
+    is_final: bool = False  # whether rows skip the model's embedding scale
 
     def over(self, looked_up: Float32[Array, "*tokens hidden"]) -> Float32[Array, "*tokens hidden"]:
         """Replace looked-up embeddings where rows are given."""
@@ -50,7 +50,7 @@ class GivenEmbeddings(NamedTuple):
     def after(
         self, layer: int, x: Float32[Array, "*tokens hidden"]
     ) -> Float32[Array, "*tokens hidden"]:
-        """Add the given rows' extra part for this layer to its output."""
+        """Add the rows' deepstack part for this layer to the layer's output."""
         hidden = x.shape[-1]
         begin = (layer + 1) * hidden
         if begin >= self.rows.shape[-1]:
@@ -59,8 +59,8 @@ class GivenEmbeddings(NamedTuple):
         return jnp.where(self.mask[..., None], x + added, x)
 
 
-# A layer's number, its queries [..., heads, dim] and what scores are multiplied by -> what these
-# read of their own request's keys and values of an encoder's output.
+# Cross attention: (layer, queries [..., heads, dim], score scale) -> outputs over the encoder's
+# keys and values of each token's request.
 CrossReader = Callable[[int, Array, float], Array]
 
 
@@ -88,37 +88,36 @@ class StepContext:
         keeps_experts: bool = False,
     ) -> None:
         self.positions = positions  # of each token in its sequence
-        # Each token's index into arrays that the step holds per row, such as tap sets.
+        # Each token's row: index into per-row arrays of the step, such as tap sets.
         self.token_rows = token_rows
-        # i32 [...]: -1 for tokens that fill up the batch, whose results are never used.
+        # i32 [...]: -1 for padding tokens, whose results are never used.
         self.live = live
-        self.given = given  # the other tokens are looked up
-        # i32[3, ...]: by frame, row and column of an image. None: as `positions`.
+        self.given = given  # other tokens are looked up in the embedding
+        # i32[3, ...] M-RoPE positions by frame, row and column; None: `positions`.
         self.mrope_positions = mrope_positions
-        self.cross = cross  # None: there is no encoder
+        self.cross = cross  # None: no encoder
         self.caches = caches
-        # What the last layer with biases by distance has left for those behind it.
+        # Relative position biases of the last layer that had parameters for them.
         self.biases: Array | None = None
-        # The values that have passed the tap points named in `keep`.
+        # Values of the tap points named in `keep`.
         self.kept: dict[str, Array] = {}
-        # Layer -> i32 [tokens, chosen], the experts of each token; None: they are not kept.
+        # Layer -> i32 [tokens, chosen], the experts of each token; None: not recorded.
         self.experts: dict[int, Array] | None = {} if keeps_experts else None
-        # f32 [..., layers, size]: what each layer is given of each token, where the model has that.
+        # f32 [..., layers, size]: per-layer inputs (Gemma 4).
         self.layer_inputs: Array | None = None
-        # Modules that several layers run, and the embeddings that these read, where a model has
-        # such.
+        # Blocks shared by several layers, and the token embeddings that they read (Zamba 2).
         self.shared_blocks: Sequence[Any] = ()
         self.embedded: Array | None = None
         self._keep = keep
-        self._longest = longest  # no sequence gets longer
+        self._longest = longest  # maximum sequence length
         self._mixer = mixer
         self._tap = tap
         self._rotations: dict[tuple[RopeConfig, int], tuple[Array, Array]] = {}
         self._trace = TraceState()
 
     def mix(self, layer: int, inputs: MixInputs) -> Float[Array, "*tokens heads dim"]:
-        """Mix the layer's tokens with earlier ones and update its cache. A `ReadInputs` comes with
-        the number of the layer whose cache it reads."""
+        """Mix the layer's tokens with earlier ones and update its cache. For `ReadInputs`, `layer`
+        is the one whose cache is read."""
         mixed, caches = self._mixer(self.caches, layer, inputs)
         if caches is not self.caches:
             if not self._trace.is_valid():
@@ -142,7 +141,7 @@ class StepContext:
         return found
 
     def chosen_in(self, layer: int) -> Callable[[Array], None] | None:
-        """Callback that records a layer's chosen experts, or None if they are not wanted."""
+        """Callback that records a layer's chosen experts; None if they are not recorded."""
         return None if self.experts is None else partial(self.experts.__setitem__, layer)
 
     @property

@@ -1,7 +1,7 @@
 """Cross attention: keys and values are computed once per request, from the encoder's output.
 
-In: activations of the decoder, or of the encoder. Out: what is added to the residual stream, or
-keys and values to keep. Must not know where these are kept.
+In: activations of the decoder, or of the encoder. Out: an addition to the residual stream, or keys
+and values to store. Must not know where these are stored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 class CrossAttention(nnx.Module):
     def __init__(self, factory: Factory, config: AttentionConfig, index: int):
-        self.index = index  # among the layers that have one
+        self.index = index  # among the layers with cross attention
         self.scale = config.head_dim**-0.5 if config.scale is None else config.scale
         hidden, heads, dim = factory.config.hidden_size, config.num_heads, config.head_dim
         bias, axes = config.qkv_bias, ("embed", "heads", None)

@@ -107,8 +107,8 @@ class DecoderLayer(nnx.Module):
     def _added(
         self, x: Array, block: Callable[..., Array], after: Norm, context: StepContext, point: str
     ) -> Array:
-        """x + block(). If nothing comes between, the block adds x itself, so that its last matmul
-        is fused with the sum."""
+        """x + block(). Without a norm, scale or tap after the block, x is passed as its residual,
+        so that its last matmul fuses the addition."""
         if isinstance(after, NoNorm) and not context.is_tapped and self.scale == 1.0:
             return block(residual=x)
         if self.normalizes_sums:
@@ -120,7 +120,7 @@ class DecoderLayer(nnx.Module):
         return x + context.tap(f"{self.path}.{point}", made)
 
 
-# What mixes the tokens of a layer, by the kind of its config.
+# Module class of each kind of mixer config.
 MIXERS: dict[type, Callable[..., nnx.Module]] = {
     AttentionConfig: make_attention,
     LatentConfig: LatentAttention,
@@ -133,15 +133,15 @@ MIXERS: dict[type, Callable[..., nnx.Module]] = {
 }
 
 
-# (index, layer, input) -> what runs as the layer, and its input.
+# (index, layer, input) -> the module to run, and its input.
 Arrived = Callable[[int, nnx.Module, Array], tuple[Any, Array]]
 
 
 class Decoder(LanguageModel):
     """A decoder-only language model. Residual stream and logits are float32 in every dtype."""
 
-    # Where some parameters are elsewhere until their layer runs, it brings them; in a pipeline it
-    # leaves layers out.
+    # Hook before each layer: fetches offloaded parameters; in a pipeline, skips slots without a
+    # layer.
     arrived: Arrived | None = None
 
     def __init__(
@@ -193,7 +193,7 @@ class Decoder(LanguageModel):
     def through_layers(
         self, x: Float[Array, "*tokens hidden"], context: StepContext
     ) -> Float32[Array, "*tokens hidden"]:
-        """Run all layers. Returns the residual stream."""
+        """Run all layers on the residual stream."""
         for index, own in enumerate(self.layers):
             with jax.named_scope(f"layer_{index}"):
                 layer, x = (own, x) if self.arrived is None else self.arrived(index, own, x)
@@ -210,7 +210,7 @@ class Decoder(LanguageModel):
     ) -> Float32[Array, "*tokens hidden"]:
         """Embed tokens (with types, positions, given embeddings and norm, as configured)."""
         kinds, vocab = self.config.token_types, self.config.vocab_size
-        # A token of type t has its id raised by t times the vocabulary.
+        # A token's type is encoded in its id: id + type * vocab.
         x = self.embed(tokens % vocab if kinds else tokens)
         x = x + self.type_embed(tokens // vocab) if kinds else x
         for one in given:
@@ -223,10 +223,10 @@ class Decoder(LanguageModel):
         return self.embed_norm(x) if self.config.embed_norm else x
 
     def scaled(self, x: Float32[Array, "*tokens hidden"]) -> Float32[Array, "*tokens hidden"]:
-        """Apply the model's embedding scale, rounded to the embedding's dtype."""
+        """Apply the model's embedding scale."""
         if self.config.embed_scale == 1.0:
             return x
-        # Rounded to the weights' dtype, as it was when the model was trained.
+        # Rounded to the weights' dtype, as in training.
         return x * jnp.asarray(self.config.embed_scale, self.embed.dtype).astype(jnp.float32)
 
     def logits(self, hidden: Float[Array, "*tokens hidden"]) -> Float32[Array, "*tokens vocab"]:
@@ -238,8 +238,7 @@ class Decoder(LanguageModel):
         live: Int[Array, "*tokens"] | None,
         added: Float32[Array, "*tokens vocab"] | None = None,
     ) -> Float32[Array, "*tokens vocab"]:
-        """`logits`, where rows with `live` -1 may be skipped. `added`: what adapters add to the
-        output head's matmul."""
+        """`logits`; rows with `live` -1 may be skipped. `added`: LoRA update of the output head."""
         with jax.named_scope("head"):
             head = self.embed.as_head if self.config.tie_embeddings else self.head
             if self.config.head_transform is not None:

@@ -1,6 +1,6 @@
-"""Names needed to describe a model family for `jengine.register_model`.
+"""Public names with which a user describes a model family for `jengine.register_model`.
 
-`examples/07_add_a_model.py` is a whole family written with them.
+`examples/07_add_a_model.py` defines a whole family with them.
 """
 
 from jengine.config import LayerConfig, ModelConfig

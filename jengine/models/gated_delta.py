@@ -1,7 +1,7 @@
 """Gated delta net: input matmuls, delta rule, gated norm, output matmul.
 
-In: activations and a StepContext. Out: what is added to the residual stream. Must not know where
-states are kept, nor other layers.
+In: activations and a StepContext. Out: an addition to the residual stream. Must not know where
+states are stored, nor other layers.
 """
 
 from __future__ import annotations

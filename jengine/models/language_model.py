@@ -20,12 +20,12 @@ class LanguageModel(nnx.Module):
     """A language model. Subclasses set `config` and implement `__call__` and `logits`."""
 
     config: ModelConfig
-    pooler: Pooler  # of a pooling model, in place of an output head
+    pooler: Pooler  # in pooling models, instead of an output head
 
     def __call__(
         self, tokens: Int[Array, "*tokens"], context: StepContext
     ) -> Float32[Array, "*tokens hidden"]:
-        """Return hidden states after the final norm."""
+        """Hidden states after the final norm."""
         raise NotImplementedError
 
     def logits(self, hidden: Float[Array, "*tokens hidden"]) -> Float32[Array, "*tokens vocab"]:
@@ -34,7 +34,7 @@ class LanguageModel(nnx.Module):
     def live_logits(
         self, hidden: Float[Array, "rows hidden"], live: Int[Array, " rows"]
     ) -> Float32[Array, "rows vocab"]:
-        """`logits`, where rows with `live` -1, which are never used, may be skipped."""
+        """`logits`; rows with `live` -1, which are never used, may be skipped."""
         return self.logits(hidden)
 
     def score(self, tokens: Int[Array, "batch length"]) -> Float32[Array, "batch length vocab"]:

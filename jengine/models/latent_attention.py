@@ -1,7 +1,7 @@
-"""Latent attention layer (MLA): queries, cache entries, mixing, output matmul.
+"""Latent attention layer (MLA): queries, cache entries, attention, output matmul.
 
-In: activations and a StepContext. Out: what is added to the residual stream. Must not know where
-entries are kept, nor other layers.
+In: activations and a StepContext. Out: an addition to the residual stream. Must not know where
+cache entries are stored, nor other layers.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ HEAD_AXES = ("heads", None)
 
 
 class LatentAttention(nnx.Module):
-    """Low-rank or direct query projection, and low-rank keys and values, of which only the
-    compressed vector is cached."""
+    """Low-rank or direct query projection, and low-rank keys and values, of which only the latent
+    vector and the shared rotary key are cached."""
 
     def __init__(self, factory: Factory, config: LatentConfig, layer: int):
         self.layer = layer
@@ -74,8 +74,8 @@ class LatentAttention(nnx.Module):
 
 
 class KeysAndValues(Weighted):
-    """Up-projection [nope + value, rank] per head. Multiplied from both sides (`layers.latent`), so
-    it is used unprepared."""
+    """Up-projection [nope + value, rank] per head. Used from both sides by the absorbed form
+    (`layers.latent`), so it is not prepared."""
 
     def __init__(self, factory: Factory, config: LatentConfig):
         outputs = config.num_heads, config.nope_dim + config.value_dim
@@ -83,5 +83,4 @@ class KeysAndValues(Weighted):
         super().__init__(UNQUANTIZED, shape, factory)
 
     def __call__(self) -> Float[Array, "heads outputs rank"]:
-        """Return the matrices."""
         return self._step_tensors()["weight"]

@@ -1,11 +1,11 @@
 """Per-layer inputs (Gemma 4): extra vectors per token and layer, beside the residual stream.
 
 In: tokens and embeddings, once per call; at a layer's end, the residual stream. Out: vectors of
-every layer; the stream that leaves the layer. Must not know attention or caches.
+every layer; the layer's output. Must not know attention or caches.
 
-A layer may also read another layer's cache: Gemma 4's last layers compute queries only. Their mixer
-passes `ReadInputs` with the layer to read (`AttentionConfig.source`), writes nothing, and is in no
-cache group.
+Gemma 4's last layers read another layer's KV cache and compute queries only: their mixer passes
+`ReadInputs` with the layer to read (`AttentionConfig.source`), writes nothing, and is in no cache
+group.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class LayerInputs(nnx.Module):
-    """For every layer a table row plus a projection of the token's embedding."""
+    """A table row per token and layer, plus a projection of the token's embedding."""
 
     def __init__(self, factory: Factory, config: LayerInputsConfig):
         self.shape = (len(factory.config.layers), config.size)
@@ -46,7 +46,7 @@ class LayerInputs(nnx.Module):
     def __call__(
         self, tokens: Int[Array, "*tokens"], x: Float[Array, "*tokens hidden"]
     ) -> Float32[Array, "*tokens layers size"]:
-        # Rounded to the weights' dtype, as it was when the model was trained.
+        # Rounded to the weights' dtype, as in training.
         scale = jnp.asarray(self.shape[-1] ** 0.5, self.table.dtype).astype(jnp.float32)
         found = (self.table(tokens) * scale).reshape(*tokens.shape, *self.shape)
         made = self.norm(self.project(x) * self.projection_scale)
@@ -54,7 +54,8 @@ class LayerInputs(nnx.Module):
 
 
 class LayerEnding(nnx.Module):
-    """factor * (x + norm(out(act(gate(x)) * layer input))), as far as the model has these."""
+    """factor * (x + norm(out(act(gate(x)) * layer input))), or those parts of it that the model
+    has."""
 
     def __init__(self, factory: Factory, layer: int):
         config, hidden = factory.config, factory.config.hidden_size

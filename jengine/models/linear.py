@@ -1,10 +1,10 @@
 """Linear: every weight matmul. Embedding: table lookup.
 
-In: activations. Out: float32 activations. Storage and multiplication are the weight scheme's
-(`quantization/`): which tensors a checkpoint holds, which arrays a step takes, the conversion
-between them, and the matmul. Checkpoints, trainers, `save` and `update_params` see declared
-parameters; `runner/step/leaves.py` prepares each at load and restores them, without a copy where
-both are the same array. `Linear` is given the norm before it and the residual after it, for
+In: activations. Out: float32 activations. Storage and matmul are up to the weight scheme
+(`quantization/`): which tensors a checkpoint holds (declared), which arrays a step takes
+(prepared), and the conversion between them. Checkpoints, trainers, `save` and `update_params` see
+declared parameters; `runner/step/leaves.py` prepares each at load and restores them, without a copy
+where both are the same array. `Linear` is given the norm before it and the residual after it, for
 backends to fuse; with a tap or second norm in between, the unfused form runs.
 """
 
@@ -54,20 +54,18 @@ class Weighted(nnx.Module):
         self._declare(self.declared_specs(), factory.rngs)
 
     def declared_specs(self) -> Specs:
-        """Specs of the weight's checkpoint tensors."""
         return self.scheme.declared(self.shape, self.dtype, self.init)
 
     def prepared_specs(self) -> Specs:
-        """Specs of the weight's arrays in a step."""
         return self.scheme.prepared(self.shape, self.dtype)
 
     def become_declared(self, scheme: WeightScheme) -> None:
-        """Switch the scheme and declare its checkpoint tensors."""
+        """Switch the scheme, and declare its checkpoint tensors."""
         self._replace_tensors(scheme)
         self._declare(self.declared_specs(), None)
 
     def become_prepared(self, scheme: WeightScheme) -> None:
-        """Switch the scheme and declare its step arrays in place of checkpoint tensors."""
+        """Switch the scheme, and declare its step arrays in place of checkpoint tensors."""
         self._replace_tensors(scheme)
         self.is_prepared = True
         self._declare(self.prepared_specs(), None)
@@ -84,7 +82,7 @@ class Weighted(nnx.Module):
 
     def _step_tensors(self) -> Tensors:
         tensors = {name: getattr(self, name)[...] for name in self.tensor_names}
-        # A declared model, as in training, prepares its weights wherever they are used.
+        # In training, weights stay declared and are prepared at each use.
         return tensors if self.is_prepared else self.scheme.prepare(self.shape, tensors)
 
 
@@ -106,9 +104,9 @@ class Linear(Weighted):
     ):
         shape = WeightShape(inputs, outputs, axes, groups, gated=gated, inner=inner, x_axes=x_axes)
         super().__init__(factory.scheme, shape, factory)
-        # While a step with adapters is traced: (x, base) -> base + what those of its rows add.
+        # Set while a step with adapters is traced: (x, base) -> base + LoRA update of x.
         self.adapters: Callable[[Array, Array | None], Array] | None = None
-        # The same of a weight with groups: matrices by slot, and the slot of each token.
+        # The same for grouped weights: matrices by slot, and each token's slot.
         self.group_adapters: ExpertAdapters | None = None
         self.adapter_slots: Array | None = None
         self.has_bias = bias
@@ -145,7 +143,7 @@ class Linear(Weighted):
     def _with_adapters(
         self, adapters: Callable[[Array, Array | None], Array], x: Array, around: Around
     ) -> tuple[Array, Around]:
-        """Add LoRA to the residual or, before an activation, to the matmul's sum."""
+        """Add LoRA to the residual or, before an activation, as an addend of the matmul."""
         if around.norm is not None:
             x, around = self.scheme.normalize(around.norm, x), around._replace(norm=None)
         if around.activation is not None:
@@ -153,13 +151,13 @@ class Linear(Weighted):
         return x, around._replace(residual=adapters(x, around.residual))
 
     def stored(self) -> Stored:
-        """The weight in the form of scheme functions that take several weights."""
+        """The weight as scheme functions of several weights take it."""
         bias = self.bias[...] if self.has_bias else None
         return Stored(self.shape, self._step_tensors(), bias, self.group_adapters)
 
 
 class Embedding(Weighted):
-    """A table [rows, hidden or another width]; as a tied head its transpose is a matmul weight."""
+    """A table [rows, width]; as a tied head, its transpose is a matmul weight."""
 
     def __init__(
         self,
@@ -174,7 +172,7 @@ class Embedding(Weighted):
         self.is_head = is_head
         shape = WeightShape((hidden,), (rows,), axes, outputs_first=True)
         super().__init__(UNQUANTIZED, shape, factory)
-        # While a step with adapters is traced: (tokens, rows) -> rows + what those of its rows add.
+        # Set while a step with adapters is traced: (tokens, rows) -> rows + LoRA update.
         self.adapters: Callable[[Array, Array], Array] | None = None
 
     def __call__(self, indices: Int[Array, "*tokens"]) -> Float32[Array, "*tokens hidden"]:

@@ -1,7 +1,7 @@
 """Mamba-2 layer: input matmuls, state space recurrence, gated norm, output matmul.
 
-In: activations and a StepContext. Out: what is added to the residual stream. Must not know where
-states are kept, nor other layers.
+In: activations and a StepContext. Out: an addition to the residual stream. Must not know where
+states are stored, nor other layers.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Mamba2(nnx.Module):
 
 
 def _scaled(x: Array, scales: tuple[float, ...], axis: int) -> Array:
-    """x times one factor, or a factor per index of an axis."""
+    """Multiply x by one factor, or by a factor per index of an axis."""
     if all(scale == 1.0 for scale in scales):
         return x
     if len(scales) == 1:

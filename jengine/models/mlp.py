@@ -65,7 +65,7 @@ class GatedMLP(nnx.Module):
 
 
 class PlainMLP(nnx.Module):
-    """down(act(up(x))), where the activation may have parameters (`xielu`)."""
+    """down(act(up(x))); the activation may have parameters (`xielu`)."""
 
     def __init__(self, factory: Factory, config: MlpConfig):
         hidden, inner = factory.config.hidden_size, config.intermediate_size
@@ -99,7 +99,7 @@ class Xielu(nnx.Module):
         def number(mean: float) -> nnx.Param:
             return parameter(factory.rngs, (1,), (None,), factory.dtype, Initializer(mean=mean))
 
-        # softplus of the first two is 0.8 and 0.3; the other two are the same in all models.
+        # softplus of the first two is 0.8 and 0.3; the other two are equal in all models.
         self.positive, self.negative = number(0.2033), number(-1.0502)
         self.slope, self.highest = number(0.5), number(-1e-6)
 
@@ -177,7 +177,7 @@ class ExpertsMLP(nnx.Module):
         picked, mix = picked._replace(slots=slots), self.gate_up.scheme.mix_experts
         if not self.config.routing.weighs_inputs:
             return mix(*weights, x, picked, self.config.activation, live)
-        # Each pair of a token and its expert becomes a token of its own.
+        # Each (token, expert) pair becomes a token.
         count = self.config.experts_per_token
         pairs = x[:, None] * jnp.broadcast_to(
             picked.weights[..., None], (*picked.weights.shape, x.shape[-1])

@@ -1,7 +1,7 @@
-"""Vision block of Gemma 4, with norms on queries, keys and values, and before and after each block.
+"""Vision block of Gemma 4, with QK- and value norms, and norms before and after each block.
 
 In: packed patches. Out: the residual stream after attention and a gated MLP. Inputs and outputs of
-each matmul may be clamped, with its own bounds, so Q, K and V (and gate and up) are not fused.
+each matmul may be clamped, with bounds per matmul, so Q, K and V (and gate and up) are not fused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class ClampedLinear(nnx.Module):
-    """A matmul whose inputs and outputs are clamped, if the tower has bounds."""
+    """A matmul whose inputs and outputs are clamped, if configured."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class NormedVisionBlock(nnx.Module):
 
 
 def by_half(x: Float32[Array, "patches heads dim"]) -> Float32[Array, "patches heads dim"]:
-    """Lanes of each head for one rotation: in checkpoints its first half rotates by column and its
+    """Permute lanes for a single rotation: checkpoints rotate a head's first half by column and its
     second by row, each between its own halves. Scores do not depend on the order of lanes."""
     parts = x.reshape(*x.shape[:2], 2, 2, -1)[:, :, ::-1]
     return parts.swapaxes(2, 3).reshape(x.shape)

@@ -26,7 +26,7 @@ class RmsNorm(nnx.Module):
     ):
         self.scheme = factory.scheme
         self.eps = factory.config.norm_eps if eps is None else eps
-        # Some families store the weight as its distance from one.
+        # Some families store weight - 1.
         self.offset = norm_offset(factory)
         self.weight = parameter(
             factory.rngs, shape, axes, factory.dtype, Initializer(mean=1.0 - self.offset)
@@ -78,7 +78,7 @@ class BareNorm(nnx.Module):
 
 
 class ScaledNorm:
-    """A norm followed by a constant factor, folded into one norm. Has no parameters of its own."""
+    """A norm times a constant, described as one norm for fusion. Has no parameters of its own."""
 
     def __init__(self, norm: RmsNorm | LayerNorm, scale: float):
         self.norm, self.scale = norm, scale

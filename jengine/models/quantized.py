@@ -30,14 +30,14 @@ from jengine.quantization.quantized_table import QuantizedTable
 from jengine.quantization.rounded_head import RoundedHead
 from jengine.weight_formats import Quantization, StoredFormat, WeightFormat
 
-# What `quantization=` asks for.
+# Formats that `quantization=` accepts.
 ON_LOAD = {
     "int8": WeightFormat("int8", 64),
     "int8_per_channel_weight_only": WeightFormat("int8"),
     "int4": WeightFormat("int4", 32, zeros=True, fine_zeros=True),
     "fp8": WeightFormat("fp8", activations="fp8"),
 }
-# Appended to the name of integers: the output head in int8 as well.
+# Suffix of integer formats: the output head in int8 as well.
 WITH_HEAD = "_with_head"
 REFUSED = {
     "bitsandbytes": "its blocks are read by a library of CUDA kernels only",
@@ -46,7 +46,7 @@ CHOICES = (
     f"Expected {', '.join(map(repr, ON_LOAD))}, 'int8{WITH_HEAD}' or 'int4{WITH_HEAD}' for a plain "
     "checkpoint; a quantized one says in its config.json what it is."
 )
-# Never rounded at load.
+# Not quantized at load.
 HEAD = "head"
 
 
@@ -76,8 +76,8 @@ def with_quantization(config: ModelConfig, name: str | None) -> ModelConfig:
 
 
 def as_saved(quantization: Quantization, pieces: Pieces) -> Quantization | None:
-    """The quantization in compressed-tensors' layout, for saving; `pieces` are the plain model's.
-    Unquantized modules are listed by name. None if all are saved as plain weights."""
+    """The quantization in compressed-tensors' layout, for saving, with unquantized modules listed
+    by name; `pieces` are the plain model's. None if all weights are saved plain."""
     tables = {
         piece.name.removesuffix(WEIGHT)
         for parts in pieces.values()
@@ -117,7 +117,7 @@ def is_rounded(path: str) -> bool:
 
 
 def as_rounded(model: nnx.Module) -> None:
-    """Declare the step's arrays for weights that are quantized at load."""
+    """Declare prepared arrays for weights that are quantized at load."""
     for _, module in _linears(model):
         if isinstance(module.scheme, QuantizedOnLoad):
             module.become_prepared(module.scheme)

@@ -43,13 +43,13 @@ T = TypeVar("T")
 class Family(Protocol):
     """A model family: a module of `families`, or an object given to `register_model`.
 
-    `read_config` maps a parsed config.json to a ModelConfig and raises CheckpointError for what it
-    cannot honour; `write_config` is its inverse. `MODELS` names the models for people, `NAMES`
-    their checkpoint tensors.
+    `read_config` maps a parsed config.json to a ModelConfig and raises CheckpointError for
+    unsupported values; `write_config` is its inverse. `MODELS` is the display name of its models,
+    `NAMES` are their checkpoint tensors.
     """
 
     ARCHITECTURES: tuple[str, ...]
-    MODELS: str  # for people
+    MODELS: str  # display name
     NAMES: Names
 
     def read_config(self, hf: Mapping[str, object]) -> ModelConfig: ...
@@ -74,7 +74,7 @@ class OwnBody(Protocol):
 
 @runtime_checkable
 class OwnPools(Protocol):
-    """A family whose models pool in their own way."""
+    """A family with its own pooling."""
 
     def read_pooling(self, hf: Mapping[str, object], config: ModelConfig) -> OwnPooling: ...
 
@@ -112,7 +112,7 @@ def register_model(family: Family) -> None:
 
 
 def supported() -> tuple[str, ...]:
-    """All architectures that can be read now."""
+    """All architectures that can be read, users' included."""
     return (*FAMILIES, *_REGISTERED)
 
 
@@ -140,8 +140,8 @@ def model_config(hf: Mapping[str, object]) -> ModelConfig:
             f" model folder is never run. Native architectures: {', '.join(supported())}."
             f" {_ADD_A_MODEL}"
         )
-    # A native architecture with an auto_map is read by the native family; the code stays unused.
-    # Copied only where it must be: `unread` watches which keys a family reads.
+    # An `auto_map` (remote code) of a supported architecture is ignored. `hf` is copied only if it
+    # must be: `unread` tracks which keys are read from it.
     is_plain = hf.get(KEY) is None
     plain = hf if is_plain else {key: value for key, value in hf.items() if key != KEY}
     config = _family(architecture).read_config(plain)
@@ -244,7 +244,7 @@ def own_pooling(config: ModelConfig, hf: Mapping[str, object]) -> OwnPooling | N
 
 
 def body_of(architecture: str) -> str:
-    """The architecture whose body this one has: a class with another head, or none, is read as the
+    """The architecture with this one's body: classes with another head, or none, are read as their
     causal language model."""
     known = supported()
     if architecture in known:

@@ -1,8 +1,8 @@
 """Shared attention and MLP blocks of Zamba 2, used by several Mamba-2 layers.
 
-In: the residual stream and the token embeddings. Out: what a layer adds to the residual stream.
-Layers share a block's weights; each has its own low-rank additions to the block's first matmuls,
-and its own output matmul.
+In: the residual stream and the token embeddings. Out: an addition to the residual stream. Layers
+share a block's weights; each has its own low-rank additions to the block's first matmuls, and its
+own output matmul.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SharedBlock(nnx.Module):
 
 
 class Added(nnx.Module):
-    """A layer's low-rank additions to a block's QKV and gate/up matmuls."""
+    """A layer's low-rank (LoRA-like) additions to a block's QKV and gate/up matmuls."""
 
     def __init__(self, factory: Factory, config: SharedBlockConfig):
         hidden, heads = factory.config.hidden_size, config.attention.num_heads

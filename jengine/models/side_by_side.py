@@ -1,7 +1,7 @@
 """Attention and a recurrence side by side, as one mixer.
 
-In: activations and a StepContext. Out: what is added to the residual stream. Must not know where
-keys, values and states are kept, nor other layers.
+In: activations and a StepContext. Out: an addition to the residual stream. Must not know where
+keys, values and states are stored, nor other layers.
 
 Such a layer is in several cache groups, with blocks and a state (Falcon-H1). `LayerConfig.mixers`
 lists its one or two mixers.

@@ -27,7 +27,7 @@ from jengine.models.vision_tower import VisionBlock
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float32
 
-TAPS = 3  # frames that a convolution reads at once
+TAPS = 3  # width of the convolutions, in frames
 
 
 class FrameConvolution(nnx.Module):
@@ -63,7 +63,7 @@ class SpeechEncoder(nnx.Module):
         self.norm = make_norm(factory, (hidden,), (None,))
 
     def __call__(self, mels: Float32[Array, "frames mels"]) -> Float32[Array, "positions hidden"]:
-        gelu = ACTIVATIONS["gelu"]  # whatever the blocks have
+        gelu = ACTIVATIONS["gelu"]  # independent of the blocks' activation
         with jax.named_scope("convolutions"):
             x = gelu(self.second(gelu(self.first(mels))))
         x = x + self.table[...].astype(jnp.float32)

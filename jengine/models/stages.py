@@ -1,7 +1,7 @@
 """Assigns layers to pipeline stages.
 
-In: a ModelConfig and a number of stages. Out: per stage the same row of slots, each with a layer or
-empty. All stages run one program, so a slot's layers must have equal configs.
+In: a ModelConfig and a number of stages. Out: per stage equally many slots, each with a layer or
+empty. All stages run one program, so the layers in a slot must have equal configs.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def stage_layout(config: ModelConfig, stages: int) -> StageLayout:
         )
     slots = -(-count // stages)
     while (found := laid_out(config.layers, stages, slots)) is None:
-        slots += 1  # ends at `count`, where every layer has a separate slot
+        slots += 1  # ends at `count`: then every layer has its own slot
     return StageLayout(found)
 
 
@@ -78,7 +78,7 @@ def laid_out(
     rows: list[tuple[int | None, ...]] = []
     layer = 0
     for stage in range(stages):
-        end = len(kinds) - (stages - 1 - stage)  # one layer for each stage to come
+        end = len(kinds) - (stages - 1 - stage)  # leaves one layer for each later stage
         row: list[int | None] = []
         for kind in kinds[:slots]:
             fits = layer < end and kinds[layer] == kind

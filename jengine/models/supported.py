@@ -6,7 +6,7 @@ from jengine.config import RECURRENT, AttentionConfig, LatentConfig, ModelConfig
 from jengine.models import registry
 from jengine.models.architectures import FAMILIES
 
-# A config.json of every family: each reads what it knows, and its defaults.
+# One config.json for all families: each reads the keys that it knows, with defaults for others.
 SAMPLE = {
     "bos_token_id": 1,
     "eos_token_id": 2,

@@ -14,12 +14,12 @@ from jax import Array
 from jengine.config import ModelConfig
 
 Tap = Callable[[str, Array], Array]
-# In the order in which values flow through a layer.
+# In the order of computation within a layer.
 LAYER_POINTS = ("attention", "mlp", "output")
 
 
 class TapPoint(NamedTuple):
-    """One tap point; each token has a vector of the hidden size there."""
+    """One tap point. Its value is a vector of the hidden size per token."""
 
     name: str
     meaning: str

@@ -14,7 +14,7 @@ from typing import Any
 from jengine.config import ModelConfig
 from jengine.models.registry import model_config
 
-# Training, classification, file formats, and what transformers' own generate does.
+# Training, classification, file formats, and transformers' generate.
 HARMLESS = {
     *("_name_or_path", "model_type", "transformers_version", "pad_token_id", "use_cache"),
     *("output_attentions", "output_hidden_states", "return_dict", "is_encoder_decoder"),
@@ -35,14 +35,14 @@ HARMLESS = {
     ),
     "mlp_dropout",
     "initializer_cutoff_factor",
-    # What tokenizers put around texts.
+    # Special tokens of tokenizers.
     "cls_token_id",
     "sep_token_id",
-    # Layers that draft tokens.
+    # MTP layers.
     "num_nextn_predict_layers",
-    # A way to compute the same attention with less overflow in float16.
+    # The same attention with less overflow in float16.
     "reorder_and_upcast_attn",
-    # Llama's was for bitwise equality with its training in slices.
+    # Llama's bitwise equality with its sliced training.
     "pretraining_tp",
 }
 

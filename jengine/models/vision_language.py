@@ -1,6 +1,4 @@
-"""Vision-language model: the shared decoder, with a vision tower's embeddings in place of looked-up
-ones.
-"""
+"""Vision-language model: the shared decoder, with a vision tower's embeddings at image tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from jengine.models.decoder import Decoder
 from jengine.models.linear import Factory
 from jengine.models.vision_tower import PatchInput, VisionTower
 
-TOWER_PATH = "vision."  # where the paths of a tower's parameters begin
+TOWER_PATH = "vision."  # path prefix of the tower's parameters
 
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float32, Int, Int32
@@ -24,8 +22,8 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 class Pictures(NamedTuple):
     """Images of whole sequences, for scoring."""
 
-    patches: PatchInput  # of each sequence, along a leading axis
-    places: Any  # i32[batch, embeddings] in the sequence; out of range: of padding
+    patches: PatchInput  # of each sequence, stacked
+    places: Any  # i32[batch, embeddings] positions in the sequence; out of range: padding
     mrope_positions: Any  # i32[3, batch, length] positions by frame, row and column
 
 
@@ -38,7 +36,7 @@ class VisionDecoder(Decoder):
         self.vision = VisionTower(factory, vision)
 
     def encode(self, patches: PatchInput) -> Float32[Array, "tokens width"]:
-        """Embeddings of images; those of padding are unused."""
+        """Embeddings of images; rows of padding patches are unused."""
         return self.vision(patches)
 
     def score(

@@ -1,7 +1,7 @@
 """The vision tower shared by families: image patches to embeddings of a language model.
 
 In: packed patches of any number of images, with positions and segment ids. Out: one embedding per
-square of patches. Must not know files, prompts or caches.
+merged square of patches. Must not know files, prompts or caches.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class PatchInput(NamedTuple):
 
     values: Array  # f32[patches, numbers of a patch]
     places: Array  # i32[2, patches] row and column in the image, -1 for a class vector
-    table: Array  # f32[2, patches] the same in units of the table of learned positions
-    segments: Array  # i32[2, patches] frame, and window within frames; -1 for padding
+    table: Array  # f32[2, patches] the same, in units of the learned position table
+    segments: Array  # i32[2, patches] id of the frame, and of the window within it; -1: padding
 
 
 class BlockConfig(Protocol):
@@ -120,7 +120,7 @@ class VisionBlock(nnx.Module):
         return x + made * jnp.broadcast_to(vector, made.shape)
 
 
-# By whether a tower's blocks norm what is inside of them.
+# By whether blocks have QK- and value norms.
 BLOCKS = {False: VisionBlock, True: NormedVisionBlock}
 
 
@@ -259,7 +259,7 @@ class PatchMerger(nnx.Module):
     def _scaled_average(
         self, x: Float32[Array, "patches hidden"]
     ) -> Float32[Array, "tokens hidden"]:
-        """Averages times the root of the width, standardized, and normed without weights."""
+        """Average pooling, times sqrt(width), standardised and normed without weights."""
         config, hidden = self.config, x.shape[-1]
         mean = jnp.mean(x.reshape(-1, config.patches, hidden), axis=1) * hidden**0.5
         if config.standardizes:

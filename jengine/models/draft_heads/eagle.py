@@ -1,4 +1,4 @@
-"""EAGLE: predicts the next hidden state with a decoder layer, and uses the target model's head.
+"""EAGLE: predicts the next hidden state with decoder layers; logits come from the target's head.
 
 In: the target's hidden states, or its own predictions, and the token after each. Out: predicted
 hidden states. Must not know sampling.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class Eagle(nnx.Module):
-    """fc over [embedding, hidden], then layers of the target's kind. The first has no input
+    """fc over [embedding, hidden], then layers of the target's kind, the first without an input
     norm."""
 
     def __init__(self, config: ModelConfig, embed: Embedding | None = None):

@@ -34,10 +34,10 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 class Eagle3Form:
     """Variants among EAGLE-3 checkpoints."""
 
-    aux_layers: tuple[int, ...]  # read after so many layers; none: the last hidden states
-    draft_vocab: int  # tokens that its head knows
-    # Whether the first layer's residual is its normalized input, there are norms on what fc reads
-    # (one for all, or one for each), and the next draft reads normalized states.
+    aux_layers: tuple[int, ...]  # depths whose hidden states are read; (): the last
+    draft_vocab: int  # size of the head's reduced vocabulary
+    # Whether the first layer's residual is its normalised input; whether fc's inputs have a norm
+    # (one over all, or one for each); whether the next draft reads normalised states.
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False

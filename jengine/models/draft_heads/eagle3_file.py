@@ -27,12 +27,12 @@ from jengine.models.tensors.checkpoint import IgnoredTensor, Names, Piece
 from jengine.models.tensors.decoder_pieces import layer_pieces
 from jengine.models.tensors.ffn_pieces import ffn_pieces
 
-# What a file calls its first layer.
+# Names of the first layer in checkpoints.
 FIRST_LAYERS = ("midlayer", "layers.0")
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
-# A file's own tensor of the model's tokens that the head knows: the offset to each from its place.
+# Tensor of offsets: entry i of the draft vocabulary is token i + d2t[i].
 OFFSETS = "d2t"
-# The inverse, made of it as it is read: for each token of the model its place, or -1.
+# The inverse lookup, computed when read: each token's draft entry, or -1.
 PLACES = "places of the model's tokens"
 IGNORED = (IgnoredTensor("t2d", "which tokens the head knows follows from d2t"),)
 

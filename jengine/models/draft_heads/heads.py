@@ -26,20 +26,20 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 Pieces = dict[str, tuple[Piece, ...]]
 EMBED, HEAD = "embed_tokens.weight", "lm_head.weight"
-# Families that layers of EAGLE heads are of, by `model_type`.
+# Families that EAGLE heads' layers may be of, by `model_type`.
 FAMILIES: dict[str, ModuleType] = {"llama": llama, "qwen3": qwen3}
-# Keys of config.json that say what the heads are, not what their layers are.
+# config.json keys that describe the head, not its layers.
 NOT_OF_LAYERS = ("architectures", "tie_word_embeddings", "model_type", "auto_map")
 
 
 class DraftHeads(NamedTuple):
     """Draft heads for one target model, declared but not loaded."""
 
-    model: nnx.Module  # their declarations
+    model: nnx.Module  # declarations
     pieces: Pieces
-    cache_specs: tuple[CacheSpec, ...] = ()  # of their layers
-    points: tuple[str, ...] = ()  # tap points of the model whose values they read
-    ignored: tuple[IgnoredTensor, ...] = ()  # tensors of their file that fill nothing
+    cache_specs: tuple[CacheSpec, ...] = ()  # of the heads' layers
+    points: tuple[str, ...] = ()  # tap points of the target that they read
+    ignored: tuple[IgnoredTensor, ...] = ()  # tensors of their file that no parameter needs
 
 
 def read_layers(hf: Mapping[str, Any], config: ModelConfig) -> tuple[ModelConfig, ModuleType]:
@@ -60,7 +60,7 @@ def read_layers(hf: Mapping[str, Any], config: ModelConfig) -> tuple[ModelConfig
 
 
 def another_model(what: str, name: str, given: int, expected: int) -> CheckpointError:
-    """Error for heads trained for a model of other sizes."""
+    """CheckpointError for heads trained for a model of other sizes."""
     return CheckpointError(
         f"config.json: {what} with {name}={given} for a model with {expected}: expected a head "
         "that was trained for this model."

@@ -1,7 +1,7 @@
-"""Medusa: heads that each predict the token one position further.
+"""Medusa: heads that each predict one position further ahead.
 
-In: the hidden state of a row's last computed token. Out: logits of the token after the next one,
-the one after that, and so on. Must not know caches or sampling.
+In: the hidden state of a row's last computed token. Out: logits of the tokens two, three, ...
+positions ahead. Must not know caches or sampling.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
 
 Pieces = dict[str, tuple[Piece, ...]]
-# Names that files give to the numbers of heads and of layers in each.
+# config.json keys of the number of heads, and of layers per head.
 HEADS = ("medusa_num_heads", "num_heads")
 LAYERS = ("medusa_num_layers", "num_hidden_layers")
 

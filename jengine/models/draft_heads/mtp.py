@@ -35,7 +35,7 @@ from jengine.models.tensors.decoder_pieces import layer_pieces
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
 
-# Tensors of the layer that are copies of the model's own in most files.
+# Tensors that are copies of the model's in most files.
 SHARED_HEAD = "shared_head.head.weight"
 COPIES = (EMBED, SHARED_HEAD)
 
@@ -43,8 +43,8 @@ COPIES = (EMBED, SHARED_HEAD)
 class Mtp(nnx.Module):
     """Matmul over [normalised embedding, normalised hidden], a decoder layer, norm and head.
 
-    Of models with several MTP layers only the first is used, repeatedly: it alone has read all
-    tokens when it predicts.
+    Of several MTP layers only the first is used, repeatedly: when it drafts, it alone has a KV
+    cache of all tokens.
     """
 
     def __init__(

@@ -49,5 +49,5 @@ write_config = PLAIN.write_config
 
 
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
-    Fields(hf).integer("q_lora_rank", 1536)  # queries are always made of a short vector
+    Fields(hf).integer("q_lora_rank", 1536)  # queries are always low-rank
     return PLAIN.read_config(hf)

@@ -43,7 +43,7 @@ ENCODER = "model.encoder."
 UNUSED_ROWS = 2
 NORM_EPS = 1e-5
 USUAL = Usual(heads=16, layers=12, ffn_dim=4096, start_token=2)
-# Options with the only supported value; without a tied head there are no such models.
+# Options with the only supported value.
 FIXED = {
     "tie_word_embeddings": True,
     "normalize_before": False,
@@ -97,7 +97,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 
 def pieces(config: ModelConfig) -> dict[str, tuple[Piece, ...]]:
     assert config.text_encoder is not None, "read with one"
-    # Files of the bare model have none.
+    # Files of the bare model omit it.
     bias = Piece("final_logits_bias", (1, config.vocab_size), source=(0,), optional=True)
     found = {
         **decoder_pieces(config, NAMES),

@@ -28,7 +28,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def read_pooling(hf: Mapping[str, object], config: ModelConfig) -> OwnPooling:
-    """Default pooling: the first token. Prompt classifiers apply BERT's pooler before the
+    """Default pooling: the first token. Sequence classifiers apply BERT's pooler before the
     classifier."""
     fields, hidden = Fields(hf), config.hidden_size
     if config.architecture == "HF_ColBERT":

@@ -74,5 +74,5 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 
 
 def _name(fields: Fields, name: str, other: str) -> str:
-    """Return whichever of two names of a key is present; published files use the second."""
+    """Whichever of two names of a key is present; published files use the second."""
     return other if fields.values.get(name) is None and other in fields.values else name

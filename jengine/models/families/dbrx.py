@@ -39,7 +39,7 @@ DEFAULTS = Defaults(
     max_position=2048,
 )
 PLAIN = PlainDecoder("dbrx", DEFAULTS, model={"norm": "layer_no_bias", "norm_eps": 1e-5})
-# Its names of usual keys, by the object that they are in.
+# Object in config.json ("": top level) -> DBRX's key -> the usual key.
 KEYS: dict[str, dict[str, str]] = {
     "": {
         "d_model": "hidden_size",
@@ -96,7 +96,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
         "ffn_act_fn": {"name": usual["hidden_act"]},
         "moe_normalize_expert_weights": 1.0 if experts.routing.normalize else None,
     }
-    # transformers takes the base of rotations from the outermost object.
+    # transformers takes the RoPE base from the top level.
     unused = {ours for names in KEYS.values() for ours in names.values()} - {"rope_theta"}
     plain = {key: usual[key] for key in usual.keys() - unused - {"hidden_act", "head_dim"}}
     return plain | own.pop("") | own

@@ -1,7 +1,7 @@
-"""Experts as configured by DeepSeek-V3 and the families that follow it.
+"""MoE settings of DeepSeek-V3 and its successors: sigmoid router with a selection-only bias, expert
+groups, a routed scaling factor, and shared experts.
 
-In: a config.json's fields. Out: blocks of layers, and back. Sigmoid router with a selection-only
-bias, expert groups, a routed scaling factor, and shared experts.
+In: a config.json's fields. Out: feed-forward blocks of layers, and back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jengine.models.reading.keys import SparseLayers, behind_dense
 
 
 class GroupedExperts(NamedTuple):
-    """The family's defaults, and which layers have experts."""
+    """A family's defaults, and which layers have experts."""
 
     experts: int
     per_token: int

@@ -32,7 +32,7 @@ DEFAULTS = Defaults(
     bos_token_id=1,
     eos_token_id=2,
 )
-# Whether experts are chosen from the best groups.
+# topk_method -> whether routing is group-limited.
 METHODS = {"greedy": False, "group_limited_greedy": True}
 
 

@@ -39,7 +39,7 @@ def _read_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
     if fields.optional_integer("sliding_window", 4096) is None:
         expect_uniform_layers(fields, num_layers, "full")
         return (None,) * num_layers
-    # With layer_types the pattern may be a word.
+    # Not read beside layer_types: it may be a string then.
     is_given = fields.values.get("layer_types") is not None
     pattern = 1 if is_given else fields.integer("sliding_window_pattern", 4)
     return read_layer_pattern(fields, num_layers, 4096, full_every=pattern)

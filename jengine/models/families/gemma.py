@@ -29,7 +29,7 @@ DEFAULTS = Defaults(
     bos_token_id=2,
     eos_token_id=1,
 )
-# The first releases say "gelu" and mean this.
+# The first releases say "gelu" but were trained with the tanh approximation.
 GELU = "gelu_pytorch_tanh"
 PLAIN = PlainDecoder("gemma", DEFAULTS, (ATTENTION_BIAS,), model={"norm": "rms_one_plus"})
 write_config = PLAIN.write_config

@@ -88,7 +88,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
         )
     num_layers = read_num_layers(fields, DEFAULTS)
     windows = list(read_layer_pattern(fields, num_layers, 512, full_every=6))
-    windows[-1] = None  # whatever the pattern says, as in transformers
+    windows[-1] = None  # full attention, whatever the pattern says, as in transformers
     own = _read_own(fields, num_layers)
     config = read_decoder(fields, DEFAULTS, _read_layers(text, windows, own))
     return replace(
@@ -102,7 +102,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def _read_own(fields: Fields, num_layers: int) -> int:
-    """Number of leading layers with KV caches of their own."""
+    """Number of leading layers that compute their own keys and values."""
     shared = fields.integer("num_kv_shared_layers", 0, minimum=0, maximum=num_layers - 1)
     return num_layers - shared
 

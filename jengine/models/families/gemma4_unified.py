@@ -1,5 +1,5 @@
-"""Gemma 4 12B, text only: Gemma 4's text model without per-layer inputs. Its images and audio have
-no towers."""
+"""Gemma 4 12B, text only: Gemma 4's text model without per-layer inputs. Its image and audio
+inputs, which have no towers, are not read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jengine.models.reading.hf_vision import text_part
 ARCHITECTURES = ("Gemma4UnifiedForCausalLM",)
 MODELS = "Gemma 4 12B (text)"
 NAMES = gemma4.NAMES
-# What config.json leaves out, where it differs from Gemma 4's.
+# Defaults that differ from Gemma 4's.
 USUAL = {"max_position_embeddings": 262144, "sliding_window": 1024}
 FIXED = {"hidden_size_per_layer_input": 0, "enable_moe_block": False}
 

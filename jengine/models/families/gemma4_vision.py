@@ -1,7 +1,7 @@
-"""Gemma 4 with images: patches of pictures of any size are averaged to at most so many tokens. In
-the larger models the tokens of an image attend to each other in layers with a window.
+"""Gemma 4 with images: patches of images of any size are average-pooled to a bounded number of
+tokens. In the larger models an image's tokens attend to each other in sliding-window layers.
 
-Audio and videos are not read. Folders without a tower are read as text models.
+Audio and video are not read. Folders without a tower are read as text models.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ NAMES = replace(
         IgnoredTensor(r"model\.(audio_tower|embed_audio)\..*", "what encodes audio is not built"),
     ),
 )
-# Ids of tokens in transformers, where config.json has none.
+# transformers' default token ids.
 TOKENS = {"image": 258880, "video": 258884, "audio": 258881, "boi": 255999, "eoi": 258882}
 SOFT_TOKENS = "vision_soft_tokens_per_image"
 
 
 class Gemma4Decoder(VisionDecoder):
-    """A decoder that gets a substitute token id where an image, a video or audio is."""
+    """A decoder that embeds a substitute token id at image, video and audio positions."""
 
     def __call__(
         self, tokens: Int[Array, "*tokens"], context: StepContext

@@ -25,7 +25,7 @@ DEFAULTS = Defaults(
     bos_token_id=0,
     eos_token_id=1,
 )
-# What config.json leaves out of latent attention, where it differs from DeepSeek's.
+# Defaults of latent attention that differ from DeepSeek's.
 LATENT = {"q_lora_rank": 768, "v_head_dim": 256, "qk_nope_head_dim": 192}
 
 
@@ -42,7 +42,7 @@ def _write_sparse(sparse: list[bool]) -> dict[str, object]:
     return {"mlp_layer_types": ["sparse" if one else "dense" for one in sparse]}
 
 
-# By name, or behind a number of dense ones.
+# Layers with experts: listed by type, or all after a number of dense ones.
 NAMED_LAYERS = SparseLayers(_read_sparse, _write_sparse)
 PLAIN = LatentDecoder(
     "glm4_moe_lite",

@@ -80,7 +80,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 def write_config(config: ModelConfig) -> dict[str, object]:
     attention, mlp = written_attention(config), config.layers[0].ffn
-    # The same function under the name that GPT-2 itself uses.
+    # GPT-2's own name of the same function.
     gelu_new = mlp.activation == "gelu_tanh"
     return {
         **write_common(config),

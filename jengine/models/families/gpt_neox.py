@@ -50,7 +50,7 @@ DEFAULTS = Defaults(
     bos_token_id=0,
     eos_token_id=2,
 )
-# Names of rotary settings that only this family has.
+# Rotary keys of this family only.
 ROPE_KEYS = {"rotary_emb_base": "rope_theta", "rotary_pct": PARTIAL}
 PLAIN = PlainDecoder(
     "gpt_neox",

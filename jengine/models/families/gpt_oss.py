@@ -43,7 +43,7 @@ YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-# What published models have and the experts' gate is written for.
+# Fixed in published models; the experts' activation assumes it.
 FIXED = {"swiglu_limit": SWIGLU_LIMIT, "swiglu_alpha": SWIGLU_ALPHA}
 PLAIN = PlainDecoder(
     "gpt_oss",
@@ -76,6 +76,6 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 def write_config(config: ModelConfig) -> dict[str, object]:
     attention = written_attention(config)
-    plain = {"rope_type": "default"}  # without it, yarn is read
+    plain = {"rope_type": "default"}  # if absent, YaRN is the default
     rope = {} if attention.rope and attention.rope.kind != "default" else {"rope_scaling": plain}
     return {**PLAIN.write_config(config), **rope}

@@ -18,7 +18,7 @@ ARCHITECTURES = ("Lfm2ForCausalLM",)
 MODELS = "LFM2"
 NAMES = Names(
     final_norm="embedding_norm",
-    embed_norm="embedding_norm",  # GGUF files call the last norm so
+    embed_norm="embedding_norm",  # GGUF's name of the final norm
     before_attention="operator_norm",
     before_mlp="ffn_norm",
     q_norm="self_attn.q_layernorm",
@@ -45,7 +45,7 @@ DEFAULTS = Defaults(
     eos_token_id=2,
 )
 KINDS = {"conv": "conv", "full_attention": "full"}
-# Names in files of transformers before 5.
+# Keys of transformers 4.
 OLD_NAMES = {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"}
 PLAIN = PlainDecoder("lfm2", DEFAULTS, windows=UNSAID, attention={"qk_norm": "head"})
 
@@ -93,8 +93,8 @@ def _read_full_layers(fields: Fields, num_layers: int) -> list[bool]:
 
 
 def _read_mlp(fields: Fields) -> MlpConfig:
-    """MLP size: files give that of an ungated MLP, of which the gated one has two thirds, rounded
-    up to a multiple."""
+    """MLP size. With block_auto_adjust_ff_dim, config.json gives an ungated MLP's size: the gated
+    one has two thirds of it, times a factor, rounded up to a multiple."""
     mlp = read_mlp(fields, DEFAULTS)
     if not fields.flag("block_auto_adjust_ff_dim", True):
         return mlp

@@ -21,7 +21,7 @@ NAMES = replace(
     expert_gate_up=("w1", "w3"),
     expert_down="w2",
 )
-# What config.json leaves out, where it differs from LFM2's.
+# Defaults that differ from LFM2's.
 USUAL = {"hidden_size": 2048, "intermediate_size": 7168}
 FIXED = {"block_auto_adjust_ff_dim": False}  # sizes are those of the matrices
 EXPERTS = ExpertKeys(

@@ -1,6 +1,5 @@
-"""LLaVA 1.5: a CLIP tower beside Llama, Mistral or Qwen2. Images have one size; patches of the last
-layer but one pass a two-layer projector.
-"""
+"""LLaVA 1.5: a CLIP tower beside Llama, Mistral or Qwen2. Images have one size; patch features of
+the last layer but one pass a two-layer projector."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ TEXTS = {
     "mistral": mistral,
     "qwen2": qwen2,
 }
-# The last layers of the tower are not used, nor what norms their result.
-# Files of older versions of transformers have one more name in the tower's tensors.
+# Layers after the selected feature layer are not used, nor is the final norm.
 OLDER = (("vision_tower.vision_model.", "vision_tower."),)
 NAMES = Names(
     prefix="language_model.model.",
@@ -74,7 +72,7 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def read_text(hf: Mapping[str, object], usual: str, architecture: str) -> ModelConfig:
-    """Read `text_config`, of one of several families."""
+    """Read `text_config`, which may be of several families."""
     text = text_part(hf)
     kind = text.get("model_type", usual)
     if kind not in TEXTS:

@@ -32,9 +32,9 @@ DEFAULTS = Defaults(
     bos_token_id=1,
     eos_token_id=2,
 )
-# What config.json leaves out of latent attention, where it differs from DeepSeek's.
+# Defaults of latent attention that differ from DeepSeek's.
 LATENT = {"kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32}
-# Digits of a factor that is written: more are rounding errors of what was made of it.
+# Digits of written factors, which hide the rounding of derived ones.
 DIGITS = 12
 
 

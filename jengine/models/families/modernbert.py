@@ -124,8 +124,8 @@ def read_ropes(hf: Mapping[str, object], longest: int) -> dict[str, RopeConfig]:
 
 
 def read_pooling(hf: Mapping[str, object], config: ModelConfig) -> OwnPooling:
-    """Default pooling: first token, or mean of all; classifiers have a matmul and a norm before the
-    last matmul."""
+    """Default pooling: first token, or mean of all; classifiers have a dense layer and a norm
+    before the classifier."""
     fields = Fields(hf)
     if not config.architecture.endswith("Classification"):
         return OwnPooling("CLS")

@@ -143,6 +143,6 @@ def _read_mamba2(fields: Fields) -> Mamba2Config:
         width=fields.integer("conv_kernel", 4, minimum=2, maximum=16),
         conv_bias=fields.flag("use_conv_bias", True),
         bias=fields.flag("use_bias", False),
-        # As transformers; `time_step_limit` and `time_step_max` change nothing there.
+        # As in transformers, where `time_step_limit` and `time_step_max` have no effect.
         time_limits=(fields.number("time_step_min", 0.001), math.inf),
     )

@@ -31,7 +31,7 @@ NAMES = Names(
     down="mlp.fc2",
     ignored=(),
 )
-# Older words, and transformers'.
+# Key of the original code -> transformers' key.
 WORDS = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
@@ -41,7 +41,7 @@ WORDS = {
     "layer_norm_epsilon": "layer_norm_eps",
     "rotary_emb_base": "rope_theta",
 }
-# Options that published models leave as they are: with another value it is another model.
+# Options of other architectures; published models leave them at these values.
 FIXED: dict[str, tuple[object, ...]] = {
     "prenorm": (False,),
     "parallel_block": (False,),

@@ -54,7 +54,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
         if layer.mixer.rope is not None:
             scaling = write_rope_scaling(layer.mixer.rope) or {"rope_type": "default"}
             ropes[name] = {**scaling, "rope_theta": layer.mixer.rope.theta}
-    # transformers takes the flat settings for full attention alone.
+    # transformers applies flat rope settings to full attention only.
     for key in ("rope_theta", "rope_scaling"):
         del written[key]
     return {**written, "rope_parameters": ropes, "pad_token_id": None}

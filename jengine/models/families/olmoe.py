@@ -38,7 +38,7 @@ PLAIN = PlainDecoder(
         {},
         {"normalize": flag("norm_topk_prob", False)},
     ),
-    also_written={"pad_token_id": None},  # that of transformers is outside of small vocabularies
+    also_written={"pad_token_id": None},  # transformers' default exceeds small vocabularies
 )
 write_config = PLAIN.write_config
 

@@ -27,7 +27,7 @@ NAMES = Names(
     gate_up=("fc1",),
     down="fc2",
 )
-# Options with the only supported value. OPT-350M alone has norms after its blocks.
+# Options with the only supported value; OPT-350M, with post-norms, is refused.
 FIXED = {
     "do_layer_norm_before": True,
     "_remove_final_layer_norm": False,

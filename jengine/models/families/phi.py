@@ -49,6 +49,6 @@ read_config = PLAIN.read_config
 
 def write_config(config: ModelConfig) -> dict[str, object]:
     written = PLAIN.write_config(config)
-    # The same function under the name that Phi itself uses.
+    # Phi's own name of the same function.
     gelu_new = written["hidden_act"] == "gelu_pytorch_tanh"
     return {**written, "hidden_act": "gelu_new" if gelu_new else written["hidden_act"]}

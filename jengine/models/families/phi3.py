@@ -32,7 +32,7 @@ read_config = PLAIN.read_config
 
 
 def write_config(config: ModelConfig) -> dict[str, object]:
-    # The default pad token of transformers is outside of small vocabularies.
+    # transformers' default pad token exceeds small vocabularies.
     written = {**PLAIN.write_config(config), "pad_token_id": None}
     rope = written_attention(config).rope
     if rope is not None and rope.kind == "longrope":

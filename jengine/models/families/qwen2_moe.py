@@ -33,7 +33,7 @@ EXPERTS = qwen3_moe.EXPERTS._replace(
     },
     fixed={"shared_gate": True},
 )
-# The same with the defaults of Qwen3-Next.
+# The same with Qwen3-Next's defaults.
 SMALL_EXPERTS = EXPERTS._replace(
     experts=512,
     per_token=10,

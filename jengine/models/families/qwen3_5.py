@@ -39,7 +39,7 @@ DEFAULTS = Defaults(
 )
 EXPERTS = SMALL_EXPERTS._replace(experts=256, per_token=8, routing_keys={}, layers=EVERY_LAYER)
 MOE_DEFAULTS = replace(DEFAULTS, hidden_size=2048, num_layers=40, num_kv_heads=2)
-# Of positions in images: the text model has one position for each token.
+# M-RoPE keys: in text, positions are equal in all sections.
 OF_IMAGES = ("mrope_section", "mrope_interleaved")
 
 
@@ -65,7 +65,7 @@ def write_config(config: ModelConfig) -> dict[str, object]:
 
 
 def _without_images(hf: Mapping[str, object]) -> dict[str, object]:
-    """Drop the rotary settings of image positions."""
+    """Drop the M-RoPE keys."""
     return {
         key: {name: one for name, one in value.items() if name not in OF_IMAGES}
         if isinstance(value, Mapping) and key.startswith("rope_")

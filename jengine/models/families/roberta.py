@@ -34,8 +34,8 @@ def read_config(hf: Mapping[str, object]) -> ModelConfig:
 
 
 def read_pooling(hf: Mapping[str, object], config: ModelConfig) -> OwnPooling:
-    """Default pooling: first token; classifiers of prompts have a matmul of their own before the
-    last."""
+    """Default pooling: first token; sequence classifiers have a dense layer before the
+    classifier."""
     if not config.architecture.endswith("Classification"):
         return OwnPooling("CLS")
     labels = len(label_names(Fields(hf), config.architecture))

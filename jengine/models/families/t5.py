@@ -53,7 +53,7 @@ NAMES = Names(
         ),
     ),
 )  # fmt: skip
-# feed_forward_proj -> the activation, and whether it is that of a gate.
+# feed_forward_proj -> activation, and whether the MLP is gated.
 FEED_FORWARD: dict[str, tuple[Activation, bool]] = {
     "relu": ("relu", False),
     "gated-gelu": ("gelu_tanh", True),

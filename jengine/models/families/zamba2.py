@@ -58,8 +58,8 @@ DEFAULTS = Defaults(
 )
 TYPES = "layers_block_type"
 KINDS = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
-SHARED = (6, 12, 18, 24, 30, 36, 42, 47, 51)  # of 54 layers, where config.json does not say it
-GATED_NORM_EPS = 1e-5  # whatever that of other norms
+SHARED = (6, 12, 18, 24, 30, 36, 42, 47, 51)  # default layers with shared blocks, of 54
+GATED_NORM_EPS = 1e-5  # independent of rms_norm_eps
 
 
 class Zamba2Decoder(Decoder):
@@ -79,8 +79,7 @@ def build(config: ModelConfig, *, dtype: Any, rngs: nnx.Rngs | None) -> Zamba2De
 
 
 def blocks(config: ModelConfig) -> list[tuple[int, SharedBlockConfig]]:
-    """The shared blocks, each with the first layer that uses it, after which checkpoints name
-    it."""
+    """The shared blocks, each with the first layer that uses it, by which checkpoints name it."""
     found: dict[int, tuple[int, SharedBlockConfig]] = {}
     for layer, own in enumerate(config.layers):
         if isinstance(own.mixer, SharedBlockConfig):
@@ -91,7 +90,7 @@ def blocks(config: ModelConfig) -> list[tuple[int, SharedBlockConfig]]:
 def read_config(hf: Mapping[str, object]) -> ModelConfig:
     fields = Fields(hf)
     fields.expect("use_long_context", False, ": its rotation differs between versions")
-    # Untied, transformers shares no blocks either.
+    # Untied, transformers does not share the blocks either.
     fields.expect("tie_word_embeddings", True, ", as in all published Zamba 2")
     fields.expect("use_conv_bias", True, ", as in all published Zamba 2")
     hidden = fields.integer("hidden_size", DEFAULTS.hidden_size)
@@ -192,8 +191,8 @@ def _written_shared(shared: SharedBlockConfig, count: int) -> dict[str, object]:
 
 
 def pieces(config: ModelConfig) -> Pieces:
-    """Checkpoint tensors. A block's are named after its first layer, a layer's own after its number
-    among the layers with blocks."""
+    """Checkpoint tensors. A shared block's are named after the first layer that uses it, a layer's
+    adapters after its number among the layers with blocks."""
     found, number = decoder_pieces(replace(config, layers=()), NAMES), 0
     starts = {one.block: layer for layer, one in blocks(config)}
     for layer, own in enumerate(config.layers):

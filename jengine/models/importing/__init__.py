@@ -1,1 +1,2 @@
-"""Imports decoders without a family of their own, from their tensors and config.json."""
+"""Generic reader: imports decoders without a built-in family, from their tensors and
+config.json."""

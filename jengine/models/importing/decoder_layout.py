@@ -1,6 +1,6 @@
 """Infers the shared decoder's layout from tensor names and shapes.
 
-In: names and shapes, and what is known of the architecture. Out: a Layout, or a CheckpointError
+In: names and shapes, and the architecture's `Meaning`. Out: a DecoderLayout, or a CheckpointError
 that lists the tensors not understood. Must not know files or config.json.
 """
 
@@ -40,14 +40,14 @@ HEAD = (
     "lm_head", "output", "embed_out", "output_projection", "cls.predictions.decoder",
     "cls.predictions", "generator_lm_head",
 )  # fmt: skip
-# A matmul and a norm before the head.
+# Dense and norm of the transform before the head.
 TRANSFORM = (
     ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
     ("lm_head.dense", "lm_head.layer_norm"),
     ("generator_predictions.dense", "generator_predictions.LayerNorm"),
 )  # fmt: skip
 ATTENTION = ("self_attn", "attn.attention", "attn", "attention", "self_attention")
-# Empty: a layer's own tensors.
+# "": the feed-forward block's tensors are directly in the layer.
 MLP = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "")
 SPLIT = (("q_proj", "k_proj", "v_proj"), ("wq", "wk", "wv"), ("query", "key", "value"),
          ("self.query", "self.key", "self.value"))  # fmt: skip
@@ -60,9 +60,9 @@ DOWN = ("down_proj", "w2", "fc2", "c_proj", "fc_out", "dense_4h_to_h", "output.d
 QK_NORMS = (
     ("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"), ("query_layernorm", "key_layernorm"),
 )  # fmt: skip
-BLOCKS = 4  # of heads, in one tensor
+BLOCKS = 4  # blocks of heads in a fused QKV tensor
 SINKS = ("sinks", "softmax_offset")
-GATE = "gate_proj"  # of what attention mixed
+GATE = "gate_proj"  # gate of the attention output
 NO_MLP: dict[str, Any] = {"gated": True, "mlp_bias": False, "inner_size": None}
 FREQUENCY = re.compile(r".*rotary_emb\.inv_freq")
 
@@ -75,9 +75,9 @@ class DecoderLayout:
     layers: int
     vocab_size: int
     hidden_size: int
-    inner_size: int | None  # of dense layers; None: there are none
+    inner_size: int | None  # of dense layers; None: no dense layers
     norms: NormNames
-    layer_norm: bool  # the mean is subtracted, and there are biases
+    layer_norm: bool  # layer norms (mean and bias) instead of RMS norms
     qkv_bias: bool
     output_bias: bool
     qk_norm: Literal["head", "whole"] | None
@@ -87,9 +87,9 @@ class DecoderLayout:
     mlp_bias: bool
     has_head: bool
     head_bias: bool
-    transform_bias: bool | None = None  # of a matmul before the head; None: there is none
+    transform_bias: bool | None = None  # None: no transform before the head
     token_types: int = 0
-    positions: int = 0  # rows of a table of positions
+    positions: int = 0  # rows of the learned position table; 0: none
     experts: ExpertsLayout | None = None
     sparse: frozenset[int] = frozenset()  # layers with experts
 
@@ -136,7 +136,7 @@ def read_layout(shapes: Mapping[str, Shape], meaning: Meaning = PLAIN_MEANING) -
 
 
 class _Surroundings:
-    """Tensors outside the layers: `names` for Names, and `facts`, fields of the layout."""
+    """Tensors outside the layers: their `names`, and `facts`, fields of the layout."""
 
     def __init__(self, tensors: Mapping[str, Shape], prefix: str, embed: str, meaning: Meaning):
         self._tensors, self._prefix = tensors, prefix
@@ -144,7 +144,7 @@ class _Surroundings:
         heads = (one for one in HEAD if {f"{one}.weight", f"{one}.bias"} & tensors.keys())
         head = next(heads, None)
         transform = next((two for two in TRANSFORM if f"{two[1]}.weight" in tensors), ())
-        own: dict[str, str | None] = {  # with the prefix
+        own: dict[str, str | None] = {  # prefix included
             "embed_norm": self._first(EMBED_NORM) if meaning.embed_norm else None,
             "positions": self._first(POSITIONS), "types": self._first((TYPES,)),
         }  # fmt: skip
@@ -185,7 +185,7 @@ def _embedding(shapes: Mapping[str, Shape]) -> tuple[str, str]:
 
 
 def _is_in(name: str, module: str) -> bool:
-    """Whether a layer's tensor belongs to the feed-forward block."""
+    """Whether a layer's tensor is in this module."""
     if name in CHOICE_ELSEWHERE:
         return True
     if module:
@@ -196,8 +196,8 @@ def _is_in(name: str, module: str) -> bool:
 def _kinds_of_mlp(
     layers: Mapping[int, Mapping[str, Shape]],
 ) -> tuple[str, Mapping[str, Shape] | None, list[int]]:
-    """The module of feed-forward blocks, the tensors of a layer with a dense one, and the layers
-    with experts. Raises CheckpointError if layers differ in anything else."""
+    """The feed-forward module's name, the tensors of a layer with a dense one, and the layers with
+    experts. Raises CheckpointError if layers differ in anything else."""
     mlp = found_module(layers[0], MLP)
     kinds: dict[bool, Mapping[str, Shape]] = {}
     sparse = []
@@ -226,8 +226,8 @@ def _expect_alike(number: int, first: Mapping[str, Shape], other: Mapping[str, S
 
 
 class _Attention:
-    """Attention of a layer: `names` of its tensors for Names, and the modules `used`, so that any
-    other can be refused."""
+    """A layer's attention: `names` of its tensors, and all modules `used`, so that others can be
+    refused."""
 
     def __init__(self, layer: Mapping[str, Shape], module: str, meaning: Meaning):
         fused = [(joined(module, name),) for name in _fused(meaning)]
@@ -261,8 +261,8 @@ class _Attention:
 
 
 def _fused(meaning: Meaning) -> tuple[str, ...]:
-    """Accepted names of fused QKV projections: only qkv_proj implies the order of its parts, others
-    need `meaning.qkv_order`."""
+    """Accepted names of fused QKV projections. Only qkv_proj implies the order of q, k and v;
+    others need `meaning.qkv_order`."""
     return FUSED[:1] if meaning.qkv_order is None else FUSED
 
 

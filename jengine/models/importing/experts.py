@@ -14,7 +14,7 @@ CHOICE_BIAS = (
     "gate.e_score_correction_bias", "e_score_correction_bias", "expert_bias",
     "moe_statics.e_score_correction_bias", "gate.moe_statics.e_score_correction_bias",
 )  # fmt: skip
-CHOICE_ELSEWHERE = ("moe.router.expert_bias",)  # whole names, outside of the module
+CHOICE_ELSEWHERE = ("moe.router.expert_bias",)  # full name, since it is outside of the module
 APART = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 STACKED = (
     ("experts.gate_up_proj", "experts.down_proj"), ("input_linear.weight", "output_linear.weight"),
@@ -26,9 +26,9 @@ SHARED_GATE = "shared_expert_gate"
 
 @dataclass(frozen=True)
 class ExpertsLayout:
-    names: Mapping[str, Any]  # of `Names`
+    names: Mapping[str, Any]  # arguments of `Names`
     count: int
-    size: int  # of one expert
+    size: int  # inner size of an expert
     shared_size: int
     shared_gate: bool
     choice_bias: bool
@@ -88,8 +88,8 @@ def _apart(
 def _stacked(
     own: Mapping[str, Shape], module: str, count: int, two: tuple[str, ...]
 ) -> tuple[dict[str, Any], int, set[str]]:
-    """Experts stacked in one tensor per projection; the two shapes together tell which axis is
-    which."""
+    """Experts stacked in one tensor per projection. The two shapes together determine the order of
+    axes."""
     up, down = (joined(module, name) for name in two)
     (_, one, other), (_, first, second) = own[up], own[down]
     outputs_first = (one, other) == (2 * second, first)

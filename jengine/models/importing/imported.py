@@ -1,4 +1,4 @@
-"""A family derived from a model folder, for architectures without a file here.
+"""A family derived from a model folder, for architectures without a built-in family.
 
 In: a parsed config.json and tensor shapes. Out: a family for the registry. What is not understood
 is refused by name; what a folder cannot show is a row of `meanings`, or listed in ASSUMED. Must not
@@ -52,7 +52,7 @@ class ImportedFamily:
         return _read(hf, self.layout, self.meaning)
 
     def write_config(self, config: ModelConfig) -> dict[str, object]:
-        """The original config.json with the dtype of these weights."""
+        """The original config.json with the current dtype."""
         return {**self._hf, "torch_dtype": config.dtype, "dtype": config.dtype}
 
 
@@ -101,7 +101,7 @@ def _head_transform(
 
 
 def _factors(fields: Fields, layout: DecoderLayout, meaning: Meaning) -> dict[str, Any]:
-    """Factors and caps that the architecture has."""
+    """Multipliers and soft caps that the architecture has."""
     found: dict[str, Any] = {}
     has = meaning.factors.__contains__
     if has("embedding_multiplier"):
@@ -139,7 +139,7 @@ def _refuse_unread(hf: Mapping[str, object], layout: DecoderLayout, meaning: Mea
     config = _read(hf, layout, meaning)
     known = SHOWN_BY_TENSORS | {"architectures", "auto_map", *meaning.without_meaning}
     if all(layer.mixer.window is None for layer in config.layers):
-        # Where windows begin, and how layers with one are rotated, if there are some.
+        # Without windows these have no effect.
         known |= {"max_window_layers", "rope_parameters.sliding_attention", "sliding_window"}
     unread = unread_keys(hf, partial(_read, layout=layout, meaning=meaning))
     unknown = {
@@ -156,7 +156,7 @@ def _refuse_unread(hf: Mapping[str, object], layout: DecoderLayout, meaning: Mea
 
 
 def _asks_for_nothing(value: object) -> bool:
-    """Whether this value of an unknown key means "off"."""
+    """Whether this value of an unknown key means that it is off."""
     if isinstance(value, bool) or value is None:
         return not value
     return value in (0, 1, "", [], {})

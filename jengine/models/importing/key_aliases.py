@@ -1,4 +1,4 @@
-"""Keys of config.json under the names that most families give them."""
+"""config.json keys under the names that most families use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from jengine.models.importing.meanings import Meaning
 from jengine.models.reading.hf_rope import PARTIAL
 
-# Other families' names of keys.
+# Key -> the usual key.
 ALIASES = {
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
@@ -29,7 +29,7 @@ ALIASES = {
     "moe_k": "num_experts_per_tok",
     "num_experts_per_token": "num_experts_per_tok",
 }
-# What the tensors say, whatever these keys do.
+# Keys that tensors show, so that their values are not needed.
 SHOWN_BY_TENSORS = {
     "attention_bias", "mlp_bias", "qkv_bias", "use_bias", "bias", "use_qk_norm", "qk_norm",
     "qk_layernorm", "tie_word_embeddings", "parallel_attn", "use_parallel_residual",
@@ -44,7 +44,7 @@ SHOWN_BY_TENSORS = {
 def by_usual_names(hf: Mapping[str, object], meaning: Meaning) -> Mapping[str, object]:
     """Add each aliased key under its usual name."""
     names = {**ALIASES, **meaning.keys}
-    found = {  # the first name that is there counts
+    found = {  # if several aliases are present, the first in the table
         ours: hf[name]
         for name, ours in reversed(names.items())
         if hf.get(name) is not None and hf.get(ours) is None

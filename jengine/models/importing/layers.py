@@ -1,4 +1,4 @@
-"""Reads a decoder's layers: attention by the layer's kind, and its feed-forward block."""
+"""Reads a decoder's layers: attention with its window and RoPE, and the feed-forward block."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from jengine.models.reading.hf_config import Defaults, read_activation, read_att
 from jengine.models.reading.hf_layers import read_layer_types
 from jengine.models.reading.hf_rope import expect_no_factor, ropes_by_layer_type
 
-# Temperatures of queries by position, in the rotation's settings.
+# Key of Llama 4's attention temperature, within the RoPE settings.
 GROWTH = "llama_4_scaling_beta"
 SCALES = ("short_mscale", "long_mscale")
-LONGEST = "max_position_embeddings"  # repeated there
-# GPT-Neo's key and words.
+LONGEST = "max_position_embeddings"  # duplicated within the RoPE settings
+# GPT-Neo's layer types.
 KINDS = {"global": "full", "local": "sliding"}
 
 
@@ -80,7 +80,7 @@ def _attention(
 
 
 def _growth(fields: Fields) -> tuple[tuple[int, float] | None, Fields]:
-    """Read position-dependent query scaling; return it and the fields without it."""
+    """Read Llama 4's attention temperature; return it and the fields without its key."""
     part = fields.part("rope_parameters")
     if part is None or part.values.get(GROWTH) is None:
         return None, fields
@@ -104,7 +104,7 @@ def _with_one_scale(fields: Fields) -> Fields:
 
 
 def _windows(fields: Fields, layers: int) -> list[int | None]:
-    """Window per layer: on the layers that `layer_types` names, or on all."""
+    """Window per layer: of layers that `layer_types` marks as sliding, or of all."""
     window = fields.optional_integer("sliding_window", None)
     if fields.flag("use_sliding_window", window is not None) is False:
         window = None
@@ -121,7 +121,7 @@ def _windows(fields: Fields, layers: int) -> list[int | None]:
 
 
 def _with_own_bases(fields: Fields, mixers: list[AttentionConfig]) -> list[AttentionConfig]:
-    """Layers whose rotation has a base of its own; a base of 0 is none."""
+    """Apply per-layer RoPE bases (`layer_rope_theta`)."""
     bases = fields.values.get("layer_rope_theta")
     if bases is None:
         return mixers

@@ -11,7 +11,7 @@ from typing import Literal
 
 from jengine.config import Activation, NormKind
 
-# Keys that multiply or divide something: read only where the architecture says that it has them.
+# Multiplier keys, read only if the architecture has them.
 GRANITE = (
     "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling",
 )  # fmt: skip
@@ -19,37 +19,36 @@ GRANITE = (
 
 @dataclass(frozen=True)
 class Meaning:
-    norm: NormKind | None = None  # None: layer norms if they have biases, else RMS norms
-    norm_eps: float | None = None  # where config.json does not say it
-    # Names of a layer's norms, where their places do not follow from them.
+    norm: NormKind | None = None  # None: layer norms if there are biases, else RMS norms
+    norm_eps: float | None = None  # default if config.json has none
+    # Names of a layer's norms, if `has_norms_of_sums` cannot be inferred from them.
     norms: tuple[str, ...] | None = None
-    has_norms_of_sums: bool = False  # norms take the sum of a block's input and output
+    has_norms_of_sums: bool = False  # post-norm: norms take the sum of a block's input and output
     has_final_norm: bool = True
     embed_norm: bool = False
-    qk_norm: Literal["unit", "behind_rotation"] | None = None  # None: as tensors show
+    qk_norm: Literal["unit", "behind_rotation"] | None = None  # None: inferred from tensors
     rotates_neighbours: bool = False
     rotates_backwards: bool = False
-    rotates: Literal["all", "windows"] = "all"  # which layers
-    partial_rotary: float = 1.0  # where config.json does not say it
-    # How one tensor holds queries, keys and values: all of each, those of each head of keys, or
-    # blocks of heads with queries, values and keys.
+    rotates: Literal["all", "windows"] = "all"  # layers with RoPE
+    partial_rotary: float = 1.0  # default if config.json has none
+    # Order in a fused QKV tensor: all q, k, v; by KV head; or by block of heads (q, v, k).
     qkv_order: Literal["parts", "heads", "blocks"] | None = None
-    stored_in_out: bool = False  # matrices are [inputs, outputs]
-    scores: Literal["softmax", "sigmoid", "sparse_mixer"] = "softmax"  # of the router
-    normalize: bool | None = None  # weights of a token's experts; None: as `norm_topk_prob` says
+    stored_in_out: bool = False  # weights are stored as [inputs, outputs]
+    scores: Literal["softmax", "sigmoid", "sparse_mixer"] = "softmax"  # router scores
+    normalize: bool | None = None  # normalise top-k weights; None: `norm_topk_prob`
     exact_router: bool = False
-    chooses_by_logits: bool = False  # an expert's bias for the choice is added to its logit
-    scales_embeddings: bool = False  # by the root of the hidden size
-    score_scale: float | None = None  # of attention; None: the root of a head's size
-    divides_logits: bool = True  # by `logits_scaling`, rather than multiplies
+    chooses_by_logits: bool = False  # the selection bias is added to logits, not to scores
+    scales_embeddings: bool = False  # by sqrt(hidden_size)
+    score_scale: float | None = None  # attention scale; None: head_dim ** -0.5
+    divides_logits: bool = True  # `logits_scaling` divides logits rather than multiplies them
     position_offset: int = 0
-    activation: Activation | None = None  # where config.json has another name for it
-    unused: Mapping[str, str] = field(default_factory=dict)  # modules, and why they are not
-    head_activation: Activation | None = None  # before the head; None: as in layers
+    activation: Activation | None = None  # overrides config.json's
+    unused: Mapping[str, str] = field(default_factory=dict)  # unused modules -> why
+    head_activation: Activation | None = None  # of the head's transform; None: as in layers
     factors: tuple[str, ...] = ()
-    # Their names of keys, and ours.
+    # Key -> the usual key.
     keys: Mapping[str, str] = field(default_factory=dict)
-    # Keys whose other values mean something that is not built; and those that must be there, too.
+    # Keys with their only supported value: `fixed` may be absent, `stated` may not.
     fixed: Mapping[str, object] = field(default_factory=dict)
     stated: Mapping[str, object] = field(default_factory=dict)
     without_meaning: tuple[str, ...] = ()
@@ -76,16 +75,16 @@ OF_AUDIO = (
     "mask_time_min_masks", "mask_time_prob", "max_source_positions", "median_filter_width",
     "num_mel_bins",
 )  # fmt: skip
-# Norms before blocks, and after the last layer.
+# Pre-norms, and a final norm.
 MBART = replace(BART, has_norms_of_sums=False, has_final_norm=True)
-# Encoders that `is_decoder` makes decoders.
+# BERT-style models that `is_decoder` makes causal.
 BERT = Meaning(
     norms=("attention.output.LayerNorm", "output.LayerNorm"), has_norms_of_sums=True,
     has_final_norm=False, embed_norm=True, stated={"is_decoder": True},
     without_meaning=("type_vocab_size",),
 )  # fmt: skip
 ROBERTA = replace(BERT, position_offset=2, head_activation="gelu", fixed={"pad_token_id": 1})
-# Norms before blocks.
+# Pre-norms.
 PRE_NORMED = {"has_norms_of_sums": False, "has_final_norm": True}
 DEEPSEEK_EXPERTS = Meaning(scores="sigmoid", exact_router=True)
 GPT_KEYS = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers"}

@@ -1,6 +1,6 @@
 """Architectures for which the generic reader is proven equal to transformers.
 
-`proven.json` comes from `python -m jengine.bench.coverage`: per class, the keys that config.json
+`proven.json` is written by `python -m jengine.bench.coverage`: per class, the keys that config.json
 must have because the reader's default differs from the class's.
 """
 
@@ -15,18 +15,19 @@ from jengine.errors import CheckpointError
 from jengine.models.importing.key_aliases import ALIASES
 
 FILE = Path(__file__).with_name("proven.json")
-# Without these, a model is read with the base that they would say, or by another reader.
+# Alternative keys of RoPE settings: one of them counts as all.
 ROPE = ("rope_parameters", "rope_theta", "rope_scaling")
 ELSEWHERE = {"architectures", "bos_token_id", "eos_token_id", "dtype", "initializer_range"}
 
 
 def is_proven(architecture: object) -> bool:
-    """Whether the generic reader may read this architecture without being asked to."""
+    """Whether the generic reader reads this architecture by default."""
     return architecture in _table()
 
 
 def expect_keys(hf: Mapping[str, object], architecture: str) -> None:
-    """Raise CheckpointError if config.json leaves out what the reader cannot assume."""
+    """Raise CheckpointError if config.json lacks a key whose default the generic reader does not
+    know."""
     given = {name for key in hf for name in (key, ALIASES.get(key, key))}
     if given & set(ROPE):
         given |= set(ROPE)

@@ -13,15 +13,15 @@ LAYERS = ("layers", "h", "blocks", "encoder.layer")
 
 
 def joined(module: str, name: str) -> str:
-    """A name within a module; an empty module is the layer itself."""
+    """Name of a tensor within a module; "" is the layer itself."""
     return f"{module}.{name}" if module else name
 
 
 def split_by_layer(
     shapes: Mapping[str, Shape], prefix: str
 ) -> tuple[str, dict[str, Shape], dict[int, dict[str, Shape]]]:
-    """The name of the list of layers, the tensors outside of it, and those of each layer by their
-    name within it."""
+    """Prefix of the layers, tensors outside of layers, and each layer's tensors by name within the
+    layer."""
     layers_name = _layers_name(shapes, prefix)
     pattern = re.compile(rf"{re.escape(prefix + layers_name)}\.(\d+)\.(.+)")
     outside: dict[str, Shape] = {}
@@ -45,7 +45,7 @@ def _layers_name(shapes: Mapping[str, Shape], prefix: str) -> str:
 
 
 def found_module(layer: Mapping[str, Shape], names: Iterable[str]) -> str:
-    """Return the first of these module names that a layer has."""
+    """The first of these module names that a layer has."""
     for name in names:
         if not name or any(key.startswith(f"{name}.") for key in layer):
             return name
@@ -55,7 +55,7 @@ def found_module(layer: Mapping[str, Shape], names: Iterable[str]) -> str:
 def found_names(
     tensors: Mapping[str, Shape], known: Iterable[tuple[str, ...]], what: str, prefix: str = ""
 ) -> tuple[str, ...]:
-    """The first of these groups of names whose tensors are all there."""
+    """The first of these groups of names that is complete."""
     known = list(known)
     for names in known:
         if all(f"{prefix}{name}.weight" in tensors for name in names):

@@ -1,1 +1,1 @@
-"""Between a config.json and a ModelConfig."""
+"""Reads config.json into a ModelConfig, and writes it."""

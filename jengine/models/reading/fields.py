@@ -15,7 +15,7 @@ from jengine.errors import CheckpointError
 
 T = TypeVar("T")
 LARGEST_INTEGER = 2**31 - 1
-# Errors show the value at fault however large or deep it is.
+# Truncates values in errors, however large or deep they are.
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 100
 

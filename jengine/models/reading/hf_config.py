@@ -1,7 +1,7 @@
 """Reads a Hugging Face config.json into the shared decoder's config.
 
 In: a mapping parsed from JSON, in transformers 4 or 5 style. Out: ModelConfig. Every value is
-checked; what cannot be honoured is refused. Must not know families or tensors.
+checked; unsupported ones are refused. Must not know families or tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ACTIVATIONS = {
     "relu2": "relu_squared",
 }
 DTYPES = {name: name for name in ("float32", "float16", "bfloat16")}
-# The layer count decides how much is built before any tensor is compared, so it needs a limit.
+# Limits the size of the abstract model, which is built before tensors are compared.
 MOST_LAYERS = 1000
 MOST_EXPERTS = 512
 
@@ -46,7 +46,7 @@ class Defaults:
     max_position: int
     norm_eps: float = 1e-6
     norm_eps_key: str = "rms_norm_eps"
-    partial_rotary: float | None = None  # the share of a head; None: always whole heads
+    partial_rotary: float | None = None  # default partial_rotary_factor; None: always 1
     rope_theta: float = 10000.0
     activation: str = "silu"
     activation_key: str = "hidden_act"
@@ -78,8 +78,8 @@ def read_common(
     fields: Fields, vocab: int, bos: int | None, eos: int | None,
     range_key: str = "initializer_range", usual_range: float = 0.02,
 ) -> dict[str, Any]:  # fmt: skip
-    """Fields of a ModelConfig whose keys have the same name in most families; `bos` and `eos` are
-    default token ids. Inverse of `write_common`."""
+    """Fields of a ModelConfig whose keys are the same in most families; `bos` and `eos` are default
+    token ids. Inverse of `write_common`."""
     return {
         "architecture": read_architecture(fields),
         "vocab_size": vocab,
@@ -172,7 +172,7 @@ def read_dtype(fields: Fields) -> str:
 
 
 def refuse_unsupported(fields: Fields, *, partial: bool = False) -> None:
-    """Refuse keys that change the meaning of the weights and that no family here supports."""
+    """Refuse keys that no family supports and that change the meaning of the weights."""
     if not partial and fields.values.get("partial_rotary_factor") not in (None, 1, 1.0):
         fields.refuse("partial_rotary_factor", "1.0: this architecture rotates whole heads")
 

@@ -55,7 +55,7 @@ def read_encoder(fields: Fields, hidden: int, vocab: int, usual: Usual) -> dict[
 
 
 def write_both(config: ModelConfig) -> dict[str, object]:
-    """Inverse: the encoder's and the decoder's keys."""
+    """Inverse of reading: the encoder's and the decoder's keys."""
     encoder = config.text_encoder if config.speech is None else config.speech
     assert encoder is not None, "read with one"
     common = write_common(config)

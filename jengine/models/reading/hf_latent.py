@@ -1,6 +1,6 @@
 """Reads latent attention (MLA) from a config.json and writes it.
 
-In: a mapping parsed from JSON. Out: LatentConfig. What cannot be honoured is refused.
+In: a mapping parsed from JSON. Out: LatentConfig. Unsupported values are refused.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def read_latent(fields: Fields, defaults: Defaults) -> LatentConfig:
 
 
 def write_latent(config: ModelConfig) -> dict[str, object]:
-    """Decoder keys and the inverse of `read_latent`."""
+    """Decoder keys, with those of `read_latent`."""
     latent = config.layers[0].mixer
     if not isinstance(latent, LatentConfig) or replace(latent, norm_eps=1e-6) != latent:
         raise CheckpointError(
@@ -77,12 +77,12 @@ def write_latent(config: ModelConfig) -> dict[str, object]:
 
 
 class LatentDecoder(NamedTuple):
-    """A family with latent attention in all layers, by its keys beside the shared ones."""
+    """Reader and writer of a family with latent attention in all layers."""
 
     model_type: str
     defaults: Defaults
     experts: Experts | None = None
-    usual: Mapping[str, object] = {}  # defaults of latent attention that are not DeepSeek's
+    usual: Mapping[str, object] = {}  # defaults that differ from DeepSeek's
     also_written: Mapping[str, object] = {}
 
     def read_config(self, hf: Mapping[str, object]) -> ModelConfig:

@@ -1,6 +1,7 @@
 """Reads which layers have a sliding window and which are rotated.
 
-In: a config.json's fields. Out: per layer a window or None, or layers. Must not know families.
+In: a config.json's fields. Out: per layer a window or None, whether it is rotated, or layers with
+them. Must not know families.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from jengine.models.reading.fields import Fields
 from jengine.models.reading.hf_config import read_activation
 from jengine.models.reading.hf_write import written_part
 
-# transformers 4 and 5 have different names for the kinds of layers.
+# transformers 4 and 5 name layer types differently.
 KINDS = {
     "mamba": "recurrent",
     "linear_attention": "recurrent",
@@ -20,8 +20,8 @@ KINDS = {
 
 
 def read_mamba2(fields: Fields, hidden: int, inner: int | None = None) -> Mamba2Config:
-    """Read Mamba-2 under the keys shared by Bamba, Granite 4 and Falcon-H1. `inner`: width of the
-    values, if configured."""
+    """Read Mamba-2 under the keys shared by Bamba, Granite 4 and Falcon-H1. `inner`: width of x;
+    None: expand * hidden size."""
     if read_activation(fields, "hidden_act", "silu") != "silu":
         fields.refuse("hidden_act", "silu, which Mamba-2 layers have after their convolution")
     heads = fields.integer("mamba_n_heads", 128)

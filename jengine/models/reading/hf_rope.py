@@ -1,6 +1,6 @@
 """Reads rotary embedding from a config.json, in transformers 4 or 5 style, and writes it.
 
-In: a mapping parsed from JSON. Out: RopeConfig. What cannot be honoured is refused.
+In: a mapping parsed from JSON. Out: RopeConfig. Unsupported values are refused.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def read_rope(
 ) -> RopeConfig:
     """Read `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (4).
 
-    `partial` is the default share of each head that is rotated; None: always whole heads.
+    `partial` is the default of partial_rotary_factor; None: heads are always rotated whole.
     """
     part = _rope_part(fields)
     kind = _rope_kind(part)
@@ -117,10 +117,10 @@ def expect_no_factor(fields: Fields, rope: RopeConfig | None) -> None:
 
 
 def ropes_by_layer_type(hf: Mapping[str, object], sliding_theta: str) -> tuple[Fields, Fields]:
-    """Fields of full layers, and the rope of sliding layers.
+    """Fields of full-attention layers, and the rope of sliding-window layers.
 
-    transformers 5 nests a rope per layer type in `rope_parameters`; in 4, sliding layers have a
-    plain one with the base at `sliding_theta`.
+    transformers 5 nests a rope per layer type in `rope_parameters`; in 4, sliding layers have an
+    unscaled one with the base at `sliding_theta`.
     """
     nested = Fields(hf).part("rope_parameters")
     if nested is None:
@@ -224,7 +224,7 @@ def _rope_part(fields: Fields) -> Fields:
 
 def _rope_kind(part: Fields) -> str:
     known = {kind: kind for kind in _ROPE_KEYS}
-    if "long_factor" in part.values:  # as the first files of Phi-3 call it
+    if "long_factor" in part.values:  # as in the first Phi-3 files
         known |= {"su": "longrope", "yarn": "longrope"}
     found = [
         part.choice(key, "default", known) for key in ("rope_type", "type") if key in part.values

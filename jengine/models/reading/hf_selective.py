@@ -1,4 +1,4 @@
-"""Reads what Mamba's selective scans have in common in config.json.
+"""Reads the settings that Mamba's selective scans share in config.json.
 
 In: its fields. Out: parts of a MambaConfig. Must not know families.
 """
@@ -12,13 +12,13 @@ from jengine.models.reading.hf_write import written_part
 
 
 def expect_silu(fields: Fields) -> None:
-    """Refuse another activation than the one after the convolution and of the gate."""
+    """Refuse activations other than SiLU, for the convolution and the gate."""
     if read_activation(fields, "hidden_act", "silu") != "silu":
         fields.refuse("hidden_act", "silu, which Mamba layers have after their convolution")
 
 
 def read_rank(fields: Fields, key: str, hidden: int) -> int:
-    """Rank of the matrix that makes time steps; "auto": a sixteenth of the hidden size."""
+    """Rank of the projection of time steps (dt); "auto": hidden size / 16, rounded up."""
     if fields.values.get(key, "auto") == "auto":
         return -(-hidden // 16)
     return fields.integer(key)

@@ -13,7 +13,7 @@ from jengine.config import AttentionConfig, ModelConfig, VisionActivation
 from jengine.errors import CheckpointError
 from jengine.models.reading.fields import Fields
 
-# Keys at the top of config.json that speak of the whole model, the language model included.
+# Top-level keys that apply to the language model too.
 WHOLE = ("architectures", "dtype", "torch_dtype", "tie_word_embeddings")
 MOST_VISION_LAYERS = 200
 SECTIONS = "mrope_section"

@@ -33,8 +33,8 @@ def write_decoder(config: ModelConfig, norm_eps_key: str = "rms_norm_eps") -> di
         if rope is None or rope.rotated is None
         else {PARTIAL: written_share(rope, attention.head_dim)}
     )
-    # A family whose config.json cannot say that nothing is rotated reads back another model, which
-    # `registry.write_config` refuses.
+    # If the family's config.json cannot express unrotated layers, the result reads back as another
+    # model, which `registry.write_config` refuses.
     rotation = (
         {} if rope is None else {"rope_theta": rope.theta, "rope_scaling": write_rope_scaling(rope)}
     )
@@ -62,7 +62,7 @@ def written_attention(config: ModelConfig) -> AttentionConfig:
 
 
 def written_ffn(config: ModelConfig) -> FfnConfig:
-    """The feed-forward block that config.json describes: a dense one, if any."""
+    """The feed-forward block that config.json describes: the dense one if there are both kinds."""
     blocks = [layer.ffn for layer in config.layers]
     blocks = [block for block in blocks if block.active_size] or blocks
     return next((block for block in blocks if isinstance(block, MlpConfig)), blocks[0])

@@ -26,7 +26,7 @@ class Key(NamedTuple):
     to_key: Callable[[Any], Any] = lambda value: value
 
 
-Keys = Mapping[str, Key]  # by the field's name
+Keys = Mapping[str, Key]  # by field name
 
 
 def integer(name: str, usual: int | None = None, **limits: int) -> Key:
@@ -67,7 +67,7 @@ def write_fields(config: object, keys: Keys) -> dict[str, object]:
 
 
 class SparseLayers(NamedTuple):
-    """How config.json tells which layers have experts; `write` takes whether each layer has."""
+    """How config.json tells which layers have experts. `write` takes a flag per layer."""
 
     read: Callable[[Fields, int], Iterable[int]]
     write: Callable[[list[bool]], dict[str, object]]
@@ -94,15 +94,15 @@ class Experts(Protocol):
 
 
 class ExpertKeys(NamedTuple):
-    """config.json keys of a family's experts, with transformers' defaults."""
+    """config.json keys of a family's MoE layers, with transformers' defaults."""
 
     experts: int
     per_token: int
-    names: tuple[str, ...]  # of the number of experts; the first is written
-    keys: Keys = {}  # without sizes of their own, experts are as wide as the MLP
+    names: tuple[str, ...]  # keys of the number of experts; the first is written
+    keys: Keys = {}  # without a key for it, experts have the MLP's inner size
     routing_keys: Keys = {}
     routing: RoutingConfig = RoutingConfig()
-    fixed: Mapping[str, Any] = {}  # what all models have alike
+    fixed: Mapping[str, Any] = {}  # constants of the family
     layers: SparseLayers = EVERY_LAYER
 
     def read(self, fields: Fields, mlp: MlpConfig) -> ExpertsConfig:
@@ -117,7 +117,6 @@ class ExpertKeys(NamedTuple):
         return ExpertsConfig(*counts, **own)
 
     def read_blocks(self, fields: Fields, mlp: MlpConfig, num_layers: int) -> list[FfnConfig]:
-        """The feed-forward block of each layer."""
         experts, sparse = self.read(fields, mlp), set(self.layers.read(fields, num_layers))
         return [experts if layer in sparse else mlp for layer in range(num_layers)]
 

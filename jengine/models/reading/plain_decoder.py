@@ -76,8 +76,8 @@ def one_window(default: int | None) -> Windows:
 
 
 def layer_pattern(window: int, full_every: int, key: str | None = None) -> Windows:
-    """`layer_types`, or full attention on every n-th layer, which `key` may say; `sliding_window`
-    on the others."""
+    """`layer_types`, or full attention on every n-th layer (n at `key`); `sliding_window` on the
+    others."""
 
     def read(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
         every = full_every if key is None else fields.integer(key, full_every)
@@ -95,14 +95,15 @@ def _read_none(fields: Fields, num_layers: int) -> tuple[None, ...]:
     return (None,) * num_layers
 
 
-# Whatever `layer_types` says, which the family reads itself.
+# without checking `layer_types`, which the family reads itself
 UNSAID = Windows(lambda _, num_layers: (None,) * num_layers, lambda _: {})
 NO_WINDOWS = Windows(_read_none, lambda _: {})
 LAYER_WINDOWS = Windows(read_layer_windows, write_layer_windows)
 
 
 class PlainDecoder(NamedTuple):
-    """A family's keys beside the shared ones, and fields that all its models have alike."""
+    """A family's differences: its keys beside the shared ones, and fields that all its models
+    share."""
 
     model_type: str
     defaults: Defaults
@@ -114,7 +115,7 @@ class PlainDecoder(NamedTuple):
     attention_keys: Keys = {}
     model_keys: Keys = {}
     experts: Experts | None = None
-    expected: tuple[tuple[str, bool, str], ...] = ()  # `Fields.expect` has these flags
+    expected: tuple[tuple[str, bool, str], ...] = ()  # (key, value, why) for `Fields.expect`
     also_written: Mapping[str, object] = {}
 
     def read_config(self, hf: Mapping[str, object]) -> ModelConfig:

@@ -23,9 +23,9 @@ from jengine.errors import CheckpointError, ConfigError
 from jengine.models.reading.fields import Fields
 
 Convert = Literal["auto", "none", "embed", "classify"]
-# Ends of names of classes that write, some of which end as those of others do.
+# Suffixes of generative classes; checked first, since pooling suffixes match some of them.
 WRITING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "ChatModel")
-# End of a class's name -> what its vectors are.
+# Class name suffix -> conversion.
 CONVERTED: dict[str, Literal["embed", "classify"]] = {
     "ForTextEncoding": "embed",
     "EmbeddingModel": "embed",
@@ -53,12 +53,12 @@ MOST_LABELS = 2**20
 
 @dataclass(frozen=True)
 class OwnPooling:
-    """A family's own pooling, where it is not last-token pooling."""
+    """A family's pooling, if it is not last-token pooling."""
 
     sequence: SequencePooling
     head: tuple[HeadLayer, ...] = ()
     head_of_tokens: tuple[int, int] | None = None
-    task: PoolingTask | None = None  # where it is not the usual one
+    task: PoolingTask | None = None  # None: by class name
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class PoolingFacts:
     normalizes: bool | None = None
     dense: tuple[HeadLayer, ...] = ()
     prompts: tuple[tuple[str, str], ...] = ()
-    token_ids: tuple[int, ...] = ()  # of `classifier_from_token`
+    token_ids: tuple[int, ...] = ()  # token ids of `classifier_from_token`
 
 
 def pools_by_name(architecture: str) -> bool:
@@ -127,7 +127,7 @@ def read_pooling(
 
 
 def one_of_kind(user: PoolerConfig, kinds: Sequence[str]) -> str | None:
-    """The user's `pooling_type` if it is one of these kinds."""
+    """The user's `pooling_type`, if it is one of these kinds; else None."""
     return user.pooling_type if user.pooling_type in kinds else None
 
 
@@ -139,7 +139,7 @@ def converted(architecture: str, convert: Convert) -> Literal["embed", "classify
 
 
 def tasks_of(architecture: str, convert: str) -> tuple[PoolingTask, ...]:
-    """The tasks that this class can do, its default first."""
+    """Tasks of this class, the default first."""
     if architecture.endswith("RewardModel"):
         return ("token_classify",)
     return ("embed", "token_embed") if convert == "embed" else ("classify", "token_classify")

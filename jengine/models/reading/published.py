@@ -77,7 +77,7 @@ _DEEPSEEK_V3: Mapping[str, Any] = {
     "topk_method": "noaux_tc",
 }
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "deepseek-v3": {**_DEEPSEEK_V3},  # its weights are published in FP8; this is in bfloat16
+    "deepseek-v3": {**_DEEPSEEK_V3},  # published in FP8; this is bfloat16
     "kimi-k2": {
         **_DEEPSEEK_V3,
         "vocab_size": 163_840,

@@ -40,7 +40,7 @@ VALUES: dict[tuple[str, int], Values] = {
 }
 FP4_GROUP = 32
 USE_INSTEAD = "Load the plain model with quantization='int4', 'int8' or 'fp8' instead"
-# Formats of compressed-tensors by their names: the layout of files, and the type of values.
+# compressed-tensors' format names -> file layout and value type.
 COMPRESSED: dict[str, tuple[Layout, str]] = {
     "pack-quantized": ("packed", "int"),
     "int-quantized": ("int", "int"),
@@ -48,7 +48,7 @@ COMPRESSED: dict[str, tuple[Layout, str]] = {
     "float-quantized": ("float", "float"),
     "mxfp4-pack-quantized": ("mxfp4", "float"),
 }
-NEVER_OTHERWISE = ("part:lm_head",)  # heads are plain unless a config names them
+NEVER_OTHERWISE = ("part:lm_head",)  # heads are not quantized unless a config names them
 
 
 def read_quantization(fields: Fields) -> Quantization | None:
@@ -116,7 +116,7 @@ def _compressed_group(own: Fields, group: Fields) -> StoredFormat:
 
 
 def _strategy(weights: Fields) -> tuple[int | None, int]:
-    """Group of inputs and outputs that share a scale, from compressed-tensors' strategy."""
+    """(input group or None, outputs) that share a scale, from compressed-tensors' strategy."""
     size = weights.optional_integer("group_size", None, minimum=-1)
     implied = "channel" if size in (None, -1, 0) else "group"
     known = {name: name for name in ("tensor", "channel", "group", "block")}
@@ -195,7 +195,7 @@ def _read_fp8(own: Fields) -> Quantization:
 
 
 def _read_gpt_oss(own: Fields) -> Quantization:
-    """gpt-oss's MXFP4: only experts, stacked in one tensor of each kind."""
+    """gpt-oss's MXFP4: experts only, stacked in one tensor per projection."""
     ignored = tuple(f"re:{name}" for name in _names(own, "modules_to_not_convert", ()))
     stored = StoredFormat("gpt_oss", WeightFormat("fp4", FP4_GROUP))
     return Quantization(((("part:mlp.experts",), stored),), ignored)
@@ -226,7 +226,7 @@ READERS: dict[str, Callable[[Fields], Quantization]] = {
 
 
 def _block(own: Fields, key: str) -> tuple[int, int]:
-    """Outputs and inputs of a scale's block."""
+    """(outputs, inputs) of a scale's block."""
     value = own.values.get(key)
     if (
         not isinstance(value, list | tuple)

@@ -1,8 +1,8 @@
 """Checkpoint tensors of attention, by parameter path.
 
-Our attention rotates lane i of a head's first half with lane i of its second half. For checkpoints
-that rotate neighbouring lanes, or only the first lanes, the lanes of queries and keys are permuted
-here, which leaves scores unchanged.
+jengine rotates lane i of a head's first half with lane i of its second half (half-split RoPE). For
+checkpoints with interleaved pairs or partial rotation, the lanes of q and k are permuted here,
+which leaves scores unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jengine.models.tensors.matrix_pieces import Pieces, biases, matrices
 
 
 class Lanes(NamedTuple):
-    """A range of a head's lanes, in our parameter and in the checkpoint."""
+    """A range of a head's lanes, in the parameter and in the checkpoint."""
 
     ours: slice
     theirs: slice
@@ -93,12 +93,12 @@ def rotated_lanes(config: AttentionConfig, names: Names) -> tuple[Lanes, ...]:
         first, second = slice(0, rotated, 2), slice(1, rotated, 2)
     else:
         first, second = slice(0, pairs), slice(pairs, rotated)
-    if names.rotates_backwards:  # the same as if the lanes of a pair changed places
+    if names.rotates_backwards:  # equivalent to swapping the lanes of each pair
         first, second = second, first
     lanes = (Lanes(slice(0, pairs), first), Lanes(slice(half, half + pairs), second))
     if rotated == dim:
         return lanes
-    middle = rotated + half - pairs  # of the lanes that stay as they are
+    middle = rotated + half - pairs  # lanes that keep their place
     return (
         *lanes,
         Lanes(slice(pairs, half), slice(rotated, middle)),

@@ -1,7 +1,7 @@
 """Pieces: how checkpoint tensors map to slices of parameters.
 
-Used to load and to save. Names are Llama's unless a family's `Names` says otherwise. Must not know
-files or devices.
+Used to load and to save. Tensor names are Llama's unless a family's `Names` overrides them. Must
+not know files or devices.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Piece:
         ]
 
     def groups(self, count: int) -> Sequence[int]:
-        """Which of a parameter's `count` groups (such as experts) the piece fills."""
+        """Indices of a parameter's groups (such as experts) that the piece fills, out of
+        `count`."""
         first = self.index[0] if self.index else EVERY
         return [first] if isinstance(first, int) else range(*first.indices(count))
 
@@ -83,7 +84,7 @@ class Piece:
 
     @property
     def source_shape(self) -> tuple[int, ...]:
-        # A broadcast scalar has the tensor's shape and takes no memory.
+        # Broadcast, so that it takes no memory.
         return np.broadcast_to(0, self.viewed_shape)[self.source].shape
 
 
@@ -111,10 +112,9 @@ class IgnoredTensor:
         return re.fullmatch(self.pattern, name) is not None
 
 
-# How a checkpoint holds the matrices of experts: each as a tensor, or all in one tensor [experts,
-# outputs, inputs] or [experts, inputs, outputs], with gates before the rest or in pairs; or gates,
-# the rest and outputs as `rows` of one tensor each, [experts * inner size, hidden size]. Names of
-# such tensors are whole names.
+# Storage of expert matrices: a tensor per expert; one tensor [experts, outputs, inputs] or
+# [experts, inputs, outputs] with gate and up concatenated or interleaved; or tensors of all gates,
+# ups and downs as rows [experts * inner size, hidden size]. Stacked tensors' names are complete.
 ExpertLayout = Literal["apart", "outputs_first", "inputs_first", "inputs_first_pairs", "rows"]
 
 FREQUENCIES = IgnoredTensor(
@@ -128,16 +128,16 @@ class DraftingNames:
     """Tensor names of a multi-token prediction (MTP) layer, and how its config keys and embeddings
     differ between families."""
 
-    # What all names begin with; empty: what those of a layer after the last one do.
+    # Prefix of all names; "": that of a layer after the model's last one.
     root: str = ""
-    layer: str = ""  # what names of the decoder layer's own tensors begin with, behind the root
-    matrix: str = "eh_proj"  # of embedding and hidden state
+    layer: str = ""  # prefix of the decoder layer's tensors, after the root
+    matrix: str = "eh_proj"  # matmul over [embedding, hidden]
     embed_norm: str = "enorm"
     hidden_norm: str = "hnorm"
     last_norm: str = "shared_head.norm"
-    count: str = "num_nextn_predict_layers"  # the key of config.json with the number of layers
-    usual: int = 0  # their number where config.json has no such key
-    # Whether the first token's embedding is left out, since none stands before it.
+    count: str = "num_nextn_predict_layers"  # config.json key of the number of MTP layers
+    usual: int = 0  # default number of MTP layers
+    # Whether the embedding at position 0 is zeroed, as in training.
     skips_first: bool = True
 
 
@@ -146,7 +146,7 @@ class Names:
     """A family's tensor names, without '.weight' and '.bias' (and, within layers, the layer's
     prefix). One name where several are possible means a fused tensor."""
 
-    # Prefix of all names but the head's. Files of a bare model, without a head, omit it.
+    # Prefix of all names but the head's; bare models' files omit it.
     prefix: str = "model."
     embed: str = "embed_tokens"
     positions: str = ""
@@ -154,7 +154,7 @@ class Names:
     embed_norm: str = ""
     final_norm: str = "norm"
     head: str = "lm_head"
-    # Of what comes before the head; whole names, as the head's.
+    # Transform before the head; complete names, like the head's.
     head_dense: str = ""
     head_norm: str = ""
     layers: str = "layers"
@@ -163,24 +163,24 @@ class Names:
     before_mlp: str = "post_attention_layernorm"
     after_mlp: str = "post_feedforward_layernorm"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    key_bias: bool = True  # whether keys have a bias where queries and values do
-    # Whether one tensor holds each KV head's queries, key and value together.
+    key_bias: bool = True  # whether k has a bias if q and v do
+    # QKV is one tensor, grouped by KV head: its queries, key, value.
     qkv_by_head: bool = False
-    # Whether one tensor holds so many blocks of heads, each with queries, values and keys.
+    # QKV is one tensor of this many blocks of heads, each (q, v, k); 0: it is not.
     qkv_blocks: int = 0
-    # The gate of what attention mixed, where its tensor is not the queries'.
+    # Gate of the attention output; "": fused with the queries.
     attention_gate: str = ""
-    # Whether rotation pairs neighbouring lanes of a head, not lanes of its two halves.
+    # Interleaved RoPE: pairs of neighbouring lanes instead of half-split ones.
     rotates_neighbours: bool = False
-    rotates_backwards: bool = False  # by the negative angle
+    rotates_backwards: bool = False  # RoPE by the negative angle
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
-    sinks: str = "self_attn.sinks"  # the whole name: there is no ".weight" behind it
+    sinks: str = "self_attn.sinks"  # complete name: there is no ".weight" suffix
     distance_bias: str = ""
     out_norm: str = ""
     attention_out: str = "self_attn.o_proj"
-    # Of each layer's inputs: the table, the projection of embeddings, the projection's norm; then
-    # of what a layer does with its own, and the whole name of what its output is multiplied by.
+    # Per-layer inputs: table, projection and its norm; then the modules at a layer's end, and the
+    # complete name of the factor of its output.
     layer_inputs: str = "embed_tokens_per_layer"
     layer_inputs_project: str = "per_layer_model_projection"
     layer_inputs_norm: str = "per_layer_projection_norm"
@@ -188,17 +188,17 @@ class Names:
     ending_out: str = "per_layer_projection"
     ending_norm: str = "post_per_layer_input_norm"
     layer_factor: str = "layer_scalar"
-    recurrent: str = "mamba"  # the module of a recurrent layer
-    # Without a gate, only up.
+    recurrent: str = "mamba"  # module of the mixer in recurrent layers
+    # An ungated MLP has only up.
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     inner_norm: str = ""
     down: str = "mlp.down_proj"
-    rates: str = "mlp.act_fn"  # the module of an activation with parameters
+    rates: str = "mlp.act_fn"  # module of an activation with parameters
     router: str = "mlp.gate"
-    choice_bias: str = "mlp.gate.e_score_correction_bias"  # the whole name
-    choice_bias_optional: bool = False  # whether files may lack it: it is zero then
+    choice_bias: str = "mlp.gate.e_score_correction_bias"  # complete name
+    choice_bias_optional: bool = False  # may be absent, meaning zeros
     experts_norm: str = ""
-    choice_bias_rows: bool = False  # whether it is a matrix of one row
+    choice_bias_rows: bool = False  # stored as [1, experts]
     experts: str = "mlp.experts"
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
@@ -209,19 +209,19 @@ class Names:
     )
     shared_down: str = "mlp.shared_experts.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
-    # Whether the mixer and the feed-forward block of a layer are two layers in checkpoints.
+    # Checkpoints count mixer and feed-forward block as separate layers.
     halves_apart: bool = False
-    # Whether checkpoints store matrices as [inputs, outputs], as parameters do.
+    # Checkpoints store matrices as [inputs, outputs], as parameters do.
     stored_in_out: bool = False
     ignored: tuple[IgnoredTensor, ...] = (FREQUENCIES,)
-    # Layers after the last one that files may hold, which draft tokens for speculation.
+    # Multi-token prediction layers, which may follow the last layer.
     drafting: DraftingNames | None = None
-    # Beginnings of names in files of older versions, and what they are now.
+    # Prefix in older files -> current prefix.
     older: tuple[tuple[str, str], ...] = ()
 
     @property
     def embed_weight(self) -> str:
-        """Name of the embedding tensor, of which a tied head is a copy."""
+        """Name of the embedding tensor, which a tied head shares."""
         return f"{self.prefix}{self.embed}.weight"
 
 
@@ -234,7 +234,7 @@ def with_prefix(tensors: Mapping[str, T], names: Names) -> Mapping[str, T]:
                 for name, found in tensors.items()
             }
     parts = names.prefix.split(".")[:-1]
-    for end in range(len(parts) + 1):  # the prefix without its first names
+    for end in range(len(parts) + 1):  # shorter and shorter prefixes
         missing = "".join(f"{part}." for part in parts[:end])
         if names.embed_weight.removeprefix(missing) in tensors:
             return {missing + name: found for name, found in tensors.items()} if end else tensors

@@ -50,7 +50,7 @@ def decoder_pieces(config: ModelConfig, names: Names) -> Pieces:
         pieces |= _head_transform(config, config.head_transform, names)
     if config.layer_inputs is not None:
         pieces |= _layer_inputs(config, config.layer_inputs, names)
-    number = 0  # of the checkpoint's layer
+    number = 0  # layer number in the checkpoint
     for layer, own in enumerate(config.layers):
         theirs = f"{names.prefix}{names.layers}.{number}."
         if names.halves_apart:

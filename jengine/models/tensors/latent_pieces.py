@@ -9,7 +9,7 @@ from jengine.config import LatentConfig
 from jengine.models.tensors.checkpoint import Piece
 
 Pieces = dict[str, tuple[Piece, ...]]
-# Module of ours -> module of a checkpoint; `q` has two names.
+# Our module -> checkpoint module; `q` has two names.
 MODULES = {
     "q_down": "q_a_proj",
     "q_norm": "q_a_layernorm",

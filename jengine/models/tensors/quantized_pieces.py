@@ -31,10 +31,10 @@ METHODS: dict[Layout, str] = {
     "autobitlinear": "bitnet",
     "online_bitlinear": "bitnet",
 }
-# Routers are quantized only by methods that list all modules.
+# Methods that list all quantized modules; others leave routers unquantized.
 ROUTERS = ("compressed-tensors",)
 
-# Quantized in files, and multiplied from both sides in a step, so they are plain there.
+# Quantized in files, but used absorbed too (MLA), so it is dequantized when read.
 DEQUANTIZED = "kv_up"
 
 
@@ -45,8 +45,8 @@ class QuantizedModule(NamedTuple):
     outputs: int
     inputs: int
     stored: StoredFormat
-    experts: int | None = None  # how many such weights one tensor holds
-    dequantized: bool = False  # whether the model declares the plain weight
+    experts: int | None = None  # number of experts stacked in the tensor
+    dequantized: bool = False  # the model declares the plain weight
 
 
 def stored_formats(quantization: Quantization, pieces: Pieces) -> dict[str, StoredFormat]:
@@ -60,7 +60,7 @@ def stored_formats(quantization: Quantization, pieces: Pieces) -> dict[str, Stor
         if all(_is_stacked(piece) for piece in parts):
             formats = [one if one and one.layout == "gpt_oss" else None for one in formats]
         elif all(is_table(piece) for piece in parts):
-            # Those that name every module name tables that are heads too.
+            # Of tables, only GGUF's are quantized.
             formats = [one if one and one.layout == "gguf" else None for one in formats]
         elif not all(is_matrix(piece) for piece in parts):
             continue
@@ -146,8 +146,8 @@ def _pieces(piece: Piece, name: str, format: WeightFormat) -> Iterator[Piece]:
             yield Piece(f"{module}.{name}", shape, (expert,), True, (expert,))
         return
     outputs, inputs = piece.shape
-    # Groups of inputs stand where the inputs do. A slice of a weight takes all its inputs, which
-    # are one dimension there, so it is a slice of the scales too.
+    # Scales have input groups in place of inputs. Slices of a weight take all inputs, which are one
+    # dimension there, so the same slice applies to scales.
     yield replace(piece, name=f"{module}.{name}", shape=(outputs, columns(name, format, inputs)))
 
 

@@ -144,7 +144,7 @@ def _delta(hidden: int, config: DeltaConfig, theirs: str) -> Pieces:
     }
 
 
-Part = tuple[int, int, slice]  # rows of queries, keys or values, and their lanes in a head of ours
+Part = tuple[int, int, slice]  # row range of q, k or v, and their lanes in the parameter's heads
 
 
 def _fused_delta(hidden: int, config: DeltaConfig, theirs: str, parts: list[Part]) -> Pieces:

@@ -1,6 +1,7 @@
 """Checkpoint tensors of speech and text encoders and of cross attention, by parameter path.
 
-Speech checkpoints have no key bias; that part of ours is zero. Must not know files or devices.
+Speech checkpoints have no key bias; that part of the parameter is zero. Must not know files or
+devices.
 """
 
 from __future__ import annotations

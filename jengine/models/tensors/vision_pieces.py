@@ -20,27 +20,27 @@ class TowerNames:
 
     prefix: str = "visual."
     patch: str = "patch_embed.proj"
-    # Axes of the patch tensor after its outputs: frames are left out where patches have none.
+    # The patch convolution has a temporal axis.
     patch_has_frames: bool = True
-    class_vector: str = ""  # the whole name
-    table: str = ""  # the whole name
-    table_has_batch: bool = False  # whether an axis of one stands before the table's
+    class_vector: str = ""  # complete name
+    table: str = ""  # complete name
+    table_has_batch: bool = False  # position table is stored as [1, positions, hidden]
     norm_before: str = ""
     norm_after: str = ""
     blocks: str = "blocks"
     before_attention: str = "norm1"
     before_mlp: str = "norm2"
-    qkv: tuple[str, ...] = ("attn.qkv",)  # one tensor, or one for each of the three
+    qkv: tuple[str, ...] = ("attn.qkv",)  # fused, or q, k and v
     out: str = "attn.proj"
     up: tuple[str, ...] = ("mlp.fc1",)
     down: str = "mlp.fc2"
-    scales: tuple[str, ...] = ()  # of layers: the whole names
-    # Whole names, as a projector is often a module beside the tower.
+    scales: tuple[str, ...] = ()  # layer scale; complete names
+    # Complete names, since projectors are often outside the tower.
     merger_norm: str = "visual.merger.ln_q"
     merger_up: str = "visual.merger.mlp.0"
     merger_down: str = "visual.merger.mlp.2"
-    merger_out: str = ""  # of one that multiplies once, [inputs, outputs]
-    # The same of further mergers, with {} for the number.
+    merger_out: str = ""  # of a single matmul, stored as [inputs, outputs]
+    # Deepstack mergers, with {} for their index.
     deep_norm: str = ""
     deep_up: str = ""
     deep_down: str = ""
