@@ -1,1 +1,1 @@
-"""From settings to a running engine: arguments, sizes, where a model comes from, building."""
+"""From settings to a running engine: arguments, sizes, sources of models, construction."""

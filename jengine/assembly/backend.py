@@ -1,4 +1,4 @@
-"""Starts JAX's devices, and explains it when JAX cannot.
+"""Initialises JAX's devices, and explains failures.
 
 Out: a ConfigError that names the setting. Must not know models or engines.
 """
@@ -12,13 +12,12 @@ from jengine.errors import ConfigError
 from jengine.runner.memory.memory_pool import start_devices
 from pallas_kernels.choice import begin_cpu, cpu_library_folder, cpu_problem
 
-# JAX raises a bare AssertionError where JAX_PLATFORMS names a plugin that is not installed.
+# JAX raises a bare AssertionError if JAX_PLATFORMS names a plugin that is not installed.
 CANNOT_START = (RuntimeError, AssertionError)
 
 
 def start_backend(share: float) -> None:
-    """Start the devices that JAX is set to use, if they do not run yet, with a memory pool for
-    this share of each."""
+    """Initialise JAX's devices unless that is done, with a memory pool of this share of each."""
     try:
         start_devices(share)
         jax.devices()
@@ -27,7 +26,8 @@ def start_backend(share: float) -> None:
 
 
 def begin_kernels(wanted: str) -> None:
-    """Start compiling the CPU's kernels for this attention backend, while the model is read."""
+    """Start compiling the CPU kernels if this attention backend uses them, while the model is
+    read."""
     if may_use_cpu_kernels(wanted):
         begin_cpu()
 
@@ -45,7 +45,7 @@ def may_use_cpu_kernels(wanted: str) -> bool:
 
 
 def what_kernels_cost() -> str:
-    """Message about kernel compile time, for waiting users."""
+    """Message for waiting users: how long compiling kernels takes."""
     return (
         "jengine: compiling the CPU kernels for this processor, which is done once. They are kept "
         f"in {cpu_library_folder()}."
@@ -53,7 +53,7 @@ def what_kernels_cost() -> str:
 
 
 def backend_problem(error: Exception) -> str:
-    """Error message for a JAX backend that does not start, with the platform requested and what to
+    """Error message for a JAX backend that fails to start: the requested platform, and what to
     do."""
     wanted = jax.config.jax_platforms  # pyrefly: ignore[missing-attribute]
     said = " ".join(str(error).split()) or f"a bare {type(error).__name__}"

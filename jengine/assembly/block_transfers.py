@@ -1,7 +1,7 @@
 """Sets up KV cache offloading and transfers to other engines.
 
-In: ready runners with their caches. Out: runners that copy blocks, the cache with host slots, and
-the planner of copies.
+In: ready runners with their caches. Out: runners that copy blocks, a cache config with host slots,
+and a planner of copies.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ from jengine.scheduler.transfers import BlockTransfers
 from sharding.placement import Placement
 
 logger = logging.getLogger(__name__)
-# Bytes that come from the host before one step, at most; the requests that wait for more are
-# loaded by several.
+# Maximum bytes loaded from the host before one step; larger loads are spread over steps.
 MOST_LOADED = 64 * 2**20
-# Of each file of weights so many pieces tell it from others.
+# Samples hashed per weights file, and bytes of each.
 PIECES, PIECE = 16, 4096
 
 
@@ -52,7 +51,7 @@ def with_external_blocks(
     source: ModelSource,
     placement: Placement,
 ) -> tuple[tuple[PlanRunner, ...], CacheConfig]:
-    """Runners and cache with offloading; unchanged if it is off."""
+    """Runners and cache config with offloading; unchanged if it is off."""
     settings = asked.cache.transfers
     if settings is None:
         return tuple(runners), cache
@@ -96,7 +95,7 @@ def with_external_blocks(
 def refuse_unfit(
     settings: TransferSettings, cache: CacheConfig, placement: Placement, replicas: int = 1
 ) -> None:
-    """Raise ConfigError if such a cache cannot be offloaded as configured."""
+    """Raise ConfigError if this cache cannot be offloaded as configured."""
     if not cache.enable_prefix_caching:
         raise ConfigError(
             "enable_prefix_caching=False with kv_offloading_size or kv_transfer_config: blocks "
@@ -186,7 +185,7 @@ def held_layers(source: ModelSource, cache: CacheConfig, stages: int) -> tuple[A
 
 
 def files_digest(folder: Path) -> str:
-    """A digest of a model folder's files: names, sizes, and pieces all over them."""
+    """Digest of a model folder's files: names, sizes, and samples of their contents."""
     digest = sha256()
     for path in sorted(one for one in folder.rglob("*") if one.is_file()):
         size = path.stat().st_size

@@ -1,7 +1,8 @@
-"""Builds an engine from EngineArgs: opens the model's source, then makes its two sides.
+"""Builds an engine from EngineArgs: opens the model's source, then makes device side and front
+side.
 
 `device_side` loads parameters and makes runners and cores; `front_side` makes the Engine that users
-hold. A remote engine has its steps run by workers, and its core here.
+hold. A remote engine has workers that run the steps; its core is in this process.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def build_engine(
 ) -> Engine:
     """Load the model and build a ready engine.
 
-    `direction`: processes of other nodes run its steps too. `told_tokenizer`: in a core's process,
-    fronts send their tokenizer.
+    `direction`: multi-host; processes of other nodes run the steps too. `told_tokenizer`: in a
+    core's process, where fronts send their tokenizer.
     """
     load_plugins()
     asked = args.groups
@@ -70,7 +71,7 @@ def build_engine(
     log_capacity(side.cache, side.schedule, len(side.runners), jax.default_backend())
     if args.enable_sleep_mode:
         tell_what_sleep_frees(jax.default_backend())
-    # Without the user's arrays: the engine must not keep old parameters alive.
+    # Without the user's arrays, so that the engine does not keep old parameters alive.
     args = replace(args, model=str(source.folder), params=None)
     platform = jax.default_backend()
     return engine_of(
@@ -79,7 +80,7 @@ def build_engine(
 
 
 def remote_engine(args: EngineArgs, told_tokenizer: SharedTokenizer | None) -> Engine:
-    """Start workers that run the steps; requests are scheduled in this process."""
+    """Start workers that run the steps; the scheduler is in this process."""
     kind, asked = starting_executor(args.executor), args.groups
     source = replace(open_model_source(asked.model), told_tokenizer=told_tokenizer)
     if source.folder is None:
@@ -116,8 +117,8 @@ WORKER_PROGRAM = "jengine.assembly.worker:run"
 
 
 def job_of(asked: Groups, settings: Callable[[str], dict[str, Any]]) -> EngineJob:
-    """The job for the workers. `settings` makes plain data of the engine's settings; it takes what
-    errors call the executor."""
+    """The workers' job. `settings` converts the engine's settings to plain data; its argument names
+    the executor in errors."""
     parallel = asked.parallel
     where = f"executor={parallel.executor!r}"
     if (parallel.data_parallel_size or 1) > 1:
@@ -141,7 +142,7 @@ def job_of(asked: Groups, settings: Callable[[str], dict[str, Any]]) -> EngineJo
 
 
 def started(kind: type[StartedExecutor], job: EngineJob) -> StartedExecutor:
-    """The executor, ready to run steps; the capacity that it reports is checked."""
+    """Start the executor; checks the capacity that it reports."""
     executor = kind.start(job)
     if not isinstance(executor.capacity, Capacity):
         executor.shutdown()

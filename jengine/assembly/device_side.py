@@ -1,7 +1,7 @@
-"""The part of an engine on the devices: parameters, runners and core.
+"""The device side of an engine: parameters, runners and core.
 
 In: settings and the model's source. Out: a ready DeviceSide. `device_settings` decides sizes and
-places; multiple processes agree on each part as it is made.
+placement; in multi-host engines all processes agree on each step of construction.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def device_side(
     asked: Groups, source: ModelSource, bar: Callable[..., Any], direction: Direction | None
 ) -> DeviceSide:
     """Load the model on this process's devices and compile its steps. With `direction`, only the
-    first process has requests."""
+    first process takes requests."""
     start_backend(asked.cache.gpu_memory_utilization)
     await_kernels(asked.steps.attention_backend, shown=asked.watch.show_progress is not False)
     asked = with_prompt_kernels(asked, source.config)
@@ -103,7 +103,7 @@ def device_side(
 def agree_on_settings(
     group: ProcessGroup, asked: ModelSettings, source: ModelSource, settings: DeviceSettings
 ) -> None:
-    """Raise a ConfigError in every process if they would run different steps."""
+    """Raise a ConfigError in every process if processes would compile different steps."""
     group.agree(
         versions=(jengine.__version__, jax.__version__),
         model=source.config,
@@ -139,7 +139,7 @@ def place_model(
     log_copies(order.copied_bytes(leaves), live=is_live(asked.model))
     group.agree_on_weights()
     loaded = None
-    if settings.drafter is not None:  # its parameters may have the names of the model's
+    if settings.drafter is not None:  # its parameters may have the same names as the model's
         first = len(source.config.layers)
         loaded = settings.drafter.load(places.all_on_devices, matmuls, first, group.noted)
         group.agree_on_weights()
@@ -154,20 +154,20 @@ def ready_runners(
     group: ProcessGroup,
     bar: Callable[..., Any],
 ) -> tuple[tuple[PlanRunner, ...], CacheConfig]:
-    """A ready runner per replica, and the size of each one's cache."""
+    """A ready runner per replica, and the config of each one's cache."""
     with explained_if_slow(what_compiling_costs, asked.watch.show_progress is not False):
         runners, cache = build_runners(
             model.declared, model.leaves, source.config, settings.steps, model.order, bar,
             group.least, model.drafter,
         )  # fmt: skip
     for runner in runners:
-        # Of replicas that step together the first one has the parameters.
+        # Of joint replicas the first one holds the parameters.
         runner.loaded.read_weights = (
             weights_reader(asked.model, source, runner.loaded.order, bar)
             if runner.loaded.leaves
             else lambda _: ()
         )
-        # The first set, and checked before any request.
+        # Registered first, as set 1, which fronts assume; checked before any request.
         runner.loaded.processors.number_of(engine_processors(asked.steps.logits_processors))
     serve_weights(asked.model.weight_settings, runners[0].loaded)
     cache = replace(cache, measured_blocks=asked.cache.measured_blocks)
@@ -180,7 +180,8 @@ def ready_runners(
 def weights_reader(
     asked: ModelSettings, source: ModelSource, order: LeafOrder, bar: Callable[..., Any]
 ) -> Callable[[Leaves | None], Leaves] | None:
-    """Reads a replica's parameters; None for live ones, which are in no folder."""
+    """Function that reads a replica's parameters again; None for live ones, which have no
+    folder."""
     if source.folder is None or asked.params is not None:
         return None
 
@@ -199,7 +200,7 @@ def core_parts(
     cache: CacheConfig,
     grammars: CoreGrammars,
 ) -> CoreParts:
-    """Collect the parts from which this process's core is built."""
+    """Collect the parts of this process's core."""
     watched = recorder_for(asked.watch, source, settings.schedule, cache)
     balancer = balancer_of(asked, source.config, settings.placement)
     return CoreParts(
@@ -226,14 +227,14 @@ class DeviceSettings:
     schedule: ScheduleConfig
     steps: RunnerConfig
     drafter: DrafterSource | None
-    # Whether a step may be queued while another runs, here or in another replica.
+    # Whether a step may be queued while another runs, of this replica or another.
     independent: bool
-    depth: int  # steps in flight besides the one that runs
+    depth: int  # steps in flight besides the running one
     multihost: MultihostSettings
 
 
 def device_settings(asked: Groups, source: ModelSource) -> DeviceSettings:
-    """Decide placement, steps and limits, and check them against the processes that own the
+    """Decide placement, step programs and limits, and check them against the processes that own the
     devices."""
     config = source.config
     penalises = any(source.generation.get(name, usual) != usual for name, usual in NEUTRAL.items())
@@ -270,7 +271,7 @@ def device_settings(asked: Groups, source: ModelSource) -> DeviceSettings:
 
 
 def fitting_steps(asked: Groups, steps: RunnerConfig, processes: list[int]) -> RunnerConfig:
-    """The runner's settings for steps that these processes run, or an error."""
+    """Adjust the runner's settings to the processes that run the steps, or raise."""
     check_processes(asked.parallel.executor, processes)
     check_nodes(asked.parallel, processes)
     refuse_halves(steps, processes)

@@ -1,7 +1,7 @@
 """Loads the draft model or heads of speculative decoding.
 
-In: its settings, and the target model. Out: declarations, cache specs, and placed parameters. Must
-not know steps or sizes.
+In: speculative settings, and the target model. Out: declarations, cache specs, and placed
+parameters. Must not know steps or sizes.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from jengine.weights.safetensors_file import StoredTensor
 from jengine.weights.safetensors_io import Tensors, check_tensors, open_model, stream
 from jengine.weights.stage_places import StagePlaces
 
-# What a step does besides takes as long as reading so many numbers; it is all but nothing beside
-# models of a useful size.
+# Fixed cost of a step, as parameters that could be read in that time; negligible for models of a
+# useful size.
 OF_A_STEP = 2_000_000
-# In config.json, the token that stands for those that are drafted in one pass.
+# config.json keys of the mask token of parallel drafting.
 MASK_KEYS = ("pard_token", "ptd_token_id")
 READERS = {"eagle": read_eagle, "eagle3": read_eagle3, "medusa": read_medusa}
 Values = Iterable[NamedArray]
@@ -51,11 +51,11 @@ Values = Iterable[NamedArray]
 class DrafterSource(NamedTuple):
     """A drafter before its parameters are read."""
 
-    method: Callable[[Any], Any]  # the model -> a `step.draft_stage.Drafter`
-    model: nnx.Module  # its declarations
+    method: Callable[[Any], Any]  # target model -> a `step.draft_stage.Drafter`
+    model: nnx.Module  # declarations
     cache_specs: tuple[CacheSpec, ...]  # of its layers
     read: Callable[[StagePlaces], Values]
-    points: tuple[str, ...] = ()  # tap points of the model it drafts for whose values it reads
+    points: tuple[str, ...] = ()  # tap points of the target that it reads
 
     def load(
         self,
@@ -64,8 +64,7 @@ class DrafterSource(NamedTuple):
         first_layer: int,
         noted: Callable[[Values], Values],
     ) -> LoadedDrafter:
-        """Load and prepare the drafter's parameters. `noted` is called with the values as they are
-        read."""
+        """Load and prepare the drafter's parameters. `noted` wraps the values as they are read."""
         order = LeafOrder(self.model, places, backend)
         leaves = order.leaves(noted(self.read(places)))
         return LoadedDrafter(self.method, self.model, order, leaves, first_layer, self.points)
@@ -122,7 +121,7 @@ def heads_of(
 
 
 def with_places(folder: Path, heads: DraftHeads, tensors: Tensors) -> Tensors:
-    """Tensors of a head with a reduced vocabulary, with its offsets converted to lookups."""
+    """The tensors of a head; offsets of a reduced vocabulary are converted to a lookup."""
     if not tensors:  # random weights
         return tensors
     offsets = tensors.get(OFFSETS)
@@ -140,7 +139,7 @@ def draft_model(
     asked: ModelSettings, config: ModelConfig, folder: Path, speculative: SpeculativeConfig
 ) -> DrafterSource:
     """A separate language model with the same tokenizer."""
-    own = with_dtype(read_model_config(folder), config.dtype)  # one dtype for all caches
+    own = with_dtype(read_model_config(folder), config.dtype)  # all caches have one dtype
     if own.vocab_size != config.vocab_size:
         raise ConfigError(
             f"speculative_config['model']={str(folder)!r} has a vocabulary of {own.vocab_size}, "
@@ -161,7 +160,7 @@ def draft_model(
 
 
 def mask_token(folder: Path, vocab_size: int) -> int:
-    """Mask token of a parallel draft model."""
+    """Mask token of a draft model that drafts in one pass. Raises CheckpointError without one."""
     hf = read_json(folder / "config.json")
     found = next((hf[name] for name in MASK_KEYS if hf.get(name) is not None), None)
     if type(found) is not int or not 0 <= found < vocab_size:
@@ -177,8 +176,8 @@ def mask_token(folder: Path, vocab_size: int) -> int:
 def with_draft_cost(
     schedule: ScheduleConfig, drafter: DrafterSource | None, config: ModelConfig
 ) -> ScheduleConfig:
-    """Set the cost of a draft: the parameters it reads relative to the model's, as small steps are
-    bound by reading weights."""
+    """Set the cost of a draft: parameters read per draft relative to the model's, as small steps
+    are bound by reading weights."""
     if drafter is None or schedule.speculative is None:
         return schedule
     step = numbers_read(abstract_model(config)) + OF_A_STEP
@@ -194,7 +193,7 @@ def numbers_of_a_draft(model: nnx.Module, config: ModelConfig) -> float:
         return numbers_read(model) / len(model.heads)
     if isinstance(model, LanguageModel) or getattr(model, "head", None) is not None:
         return numbers_read(model)
-    return numbers_read(model) + config.vocab_size * config.hidden_size  # the model's head
+    return numbers_read(model) + config.vocab_size * config.hidden_size  # the target's head
 
 
 def numbers_read(model: nnx.Module) -> int:

@@ -1,6 +1,6 @@
-"""An engine that has been built: its session and client, and its parts on local devices.
+"""A built engine: its session and client, and its parts on local devices.
 
-Imports no jax, so that a process that only takes requests needs none.
+Must not import jax, so that front processes do without it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sharding.placement import Placement
 
 
-# Seconds between two questions to another process how many programs are still to come.
+# Seconds between polls of another process's pending programs.
 GLANCE = 0.2
 
 
@@ -43,12 +43,12 @@ class DeviceSide:
     """The parts of an engine in the process that owns the devices."""
 
     core: Core
-    runners: tuple[PlanRunner, ...]  # of each data-parallel replica
+    runners: tuple[PlanRunner, ...]  # one per data-parallel replica
     schedule: ScheduleConfig
     cache: CacheConfig
     depth: int
-    declared: nnx.Module  # the model with shapes for arrays: what new parameters must fit
-    order: LeafOrder  # of the parameters of all replicas
+    declared: nnx.Module  # abstract model, which new parameters must fit
+    order: LeafOrder  # of all replicas' parameters
     grammars: GrammarCompiler
 
 
@@ -59,7 +59,7 @@ class Engine:
     session: Session
     client: EngineClient
     args: EngineArgs
-    folder: Path | None  # where the model came from; None: it was live
+    folder: Path | None  # model folder; None: live model
     model: ModelConfig
     schedule: ScheduleConfig
     cache: CacheConfig
@@ -91,12 +91,11 @@ class Engine:
 
     @property
     def runners(self) -> tuple[PlanRunner, ...]:
-        """The runner of each data-parallel replica."""
         return self.here.runners
 
     @property
     def loaded(self) -> LoadedModel:
-        """The model on the first replica's devices: programs, parameters and taps are the same on
+        """The model on the first replica's devices. Programs, parameters and taps are equal on
         all."""
         return self.here.runners[0].loaded
 
@@ -107,39 +106,38 @@ class Engine:
 
     @property
     def order(self) -> LeafOrder:
-        """The order of the parameters of all replicas."""
+        """Order of the parameter leaves of all replicas."""
         return self.here.order
 
     @property
     def places(self) -> StagePlaces:
-        """The placement of parameters on stages and devices."""
         return self.order.places
 
     @property
     def placement(self) -> Placement:
-        """All devices, with the placement of arrays outside stages."""
+        """Placement over all devices, for arrays outside of pipeline stages."""
         return self.places.whole
 
     @property
     def processes(self) -> int:
-        """Number of processes that must make the same calls; worker processes are not counted."""
+        """Number of processes that must make the same calls (SPMD); worker processes do not
+        count."""
         return 1 if self.devices is None else len(self.placement.processes)
 
     def check_leaves(self) -> None:
-        """Raise if the parameters were donated to another computation (workers' cannot be)."""
+        """Raise if parameters were donated to another computation. Workers' cannot be."""
         for runner in self.devices.runners if self.devices else ():
             runner.loaded.check_leaves()
 
     def program_counts(self) -> ProgramCounts:
-        """Numbers of compiled and pending programs. Workers compile the same ones, so one is
-        asked."""
+        """Compiled and pending programs. Workers compile the same ones, so only one is asked."""
         if self.devices is not None:
             return self.loaded.program_counts()
         answers = self.client.ask(CallWorkers("programs", encoded_arguments("programs")))
         return decoded_answers("programs", answers)[0]
 
     def wait_until_warm(self, timeout: float | None = None) -> bool:
-        """Wait until every program is compiled; False if that takes more seconds than `timeout`."""
+        """Wait until every program is compiled. Returns False after `timeout` seconds."""
         if self.devices is not None:
             return self.loaded.wait_until_warm(timeout)
         end = None if timeout is None else time.monotonic() + timeout

@@ -42,9 +42,9 @@ from jengine.sampling_params import SamplingParams
 from jengine.text.tokenizer import Tokenizer
 from jengine.weights.generation_config import FORCED
 
-# A request of embeddings must fit in one message to a core in another process.
-# Texts of tokens that stand around an image, where config.json does not name them.
+# Tokens around images by vision family, if config.json does not name them.
 AROUND_IMAGES = {"internvl": ("<img>", "</img>")}
+# A request with embeddings must fit in one message to a core in another process.
 MOST_EMBEDS_BYTES = 32 * 2**20
 
 
@@ -57,7 +57,7 @@ def engine_of(
     platform: str,
     devices: DeviceSide | None = None,
 ) -> Engine:
-    """The engine: a session in front of the client."""
+    """Build the Engine: a session in front of the client."""
     limits = Limits(
         source.config.vocab_size,
         schedule.max_model_len,
@@ -77,7 +77,7 @@ def engine_of(
     if args.otlp_traces_endpoint is not None:
         tracer = Tracer.to(args.otlp_traces_endpoint, shown_name(args.model))
     grammars = devices.grammars if devices else GrammarCompiler()
-    # A front may have streams by the time of the first grammar.
+    # Now, since the first grammar may come when outputs are being streamed.
     if devices is None and source.config.pooling is None:
         grammars.prepare()
     structured = structured_outputs_defaults(args.reasoning_parser, args.structured_outputs_config)
@@ -134,7 +134,7 @@ def media_processor(
     except RequestError as error:
         raise ConfigError(str(error)) from None
     own = image_settings(source.folder)
-    if vision.family in AROUND_IMAGES:  # transformers cuts tiles whatever this file says
+    if vision.family in AROUND_IMAGES:  # transformers always cuts tiles, whatever this key says
         own.pop("crop_to_patches", None)
     settings = {**own, **options}
     tokenizer = source.tokenizer
@@ -151,18 +151,18 @@ def media_processor(
 
 
 def joined(tokenizer: Tokenizer, ids: list[int], text: str) -> list[int]:
-    """Append a text to tokens, tokenized as if together with the text before it."""
+    """Append a text to tokens, tokenizing it together with the text since the last added token."""
     first = len(ids)
     while first and ids[first - 1] not in tokenizer.added_tokens:
         first -= 1
     before = tokenizer.decode(ids[first:], skip_special_tokens=False)
-    if tokenizer.encode(before, False) != ids[first:]:  # tokens that no text is made of
+    if tokenizer.encode(before, False) != ids[first:]:  # no text encodes to these tokens
         return ids + tokenizer.encode(text, False)
     return ids[:first] + tokenizer.encode(before + text, False)
 
 
 def forced_token(source: ModelSource) -> int | None:
-    """`forced_bos_token_id` of the model's generation config, if that is used."""
+    """`forced_bos_token_id` of the generation config. Raises ConfigError outside the vocabulary."""
     forced, vocab = source.generation.get(FORCED), source.config.vocab_size
     if forced is None or forced < vocab:
         return forced
@@ -173,7 +173,7 @@ def forced_token(source: ModelSource) -> int | None:
 
 
 def wrapped(vision: VisionConfig, source: ModelSource) -> VisionConfig:
-    """The vision config, with the tokens that its family puts around images, looked up in the
+    """The vision config with the tokens around images that its family needs, looked up in the
     tokenizer."""
     if source.tokenizer is None:
         return vision

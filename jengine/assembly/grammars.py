@@ -1,4 +1,4 @@
-"""Structured output on both sides of an engine: checks at the front, masks in the core. No jax.
+"""Structured output on both sides of an engine: validation at the front, masks in the core. No jax.
 
 In: settings and the model's source. Out: for a core, its admission gate and executor wrapper; for a
 front, the compiler that validates grammars.
@@ -52,8 +52,8 @@ def core_grammars(source: ModelSource) -> CoreGrammars:
 
 
 def core_tokenizer(source: ModelSource) -> LLTokenizer:
-    """The model's tokenizer, for masks."""
-    from jengine.grammar.tokens import llguidance_tokenizer  # llguidance with it
+    """llguidance's form of the model's tokenizer, for masks."""
+    from jengine.grammar.tokens import llguidance_tokenizer  # imports llguidance
 
     data = tokenizer_data(source)
     ends = [*source.eos_token_ids]
@@ -63,7 +63,7 @@ def core_tokenizer(source: ModelSource) -> LLTokenizer:
 
 
 def tokenizer_data(source: ModelSource) -> TokenizerData:
-    """The tokenizer of this process, or of the core's fronts."""
+    """Tokenizer data of this process, or sent by the core's fronts."""
     if source.told_tokenizer is not None:
         return source.told_tokenizer.data
     check_tokenizer(source.tokenizer)

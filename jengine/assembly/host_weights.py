@@ -1,7 +1,7 @@
 """CPU offload (`cpu_offload_gb`): layers that stay in host memory.
 
-In: GiB of weights to offload from each device. Out: parameter placement with these layers on the
-host, or an error about incompatible settings.
+In: GiB of weights to offload from each device. Out: a placement with these layers on the host, or
+an error about incompatible settings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 def with_layers_on_host(
     asked: CacheSettings, config: ModelConfig, places: StagePlaces, matmuls: str | None
 ) -> StagePlaces:
-    """Placement with as many layers in host memory as configured."""
+    """Placement with as many layers in host memory as configured, after checking compatibility."""
     if not asked.cpu_offload_gb:
         return places
     if places.whole.is_cpu:
@@ -54,7 +54,8 @@ def offloaded(
 
 
 def refuse_other_loops(model: nnx.Module, places: StagePlaces) -> None:
-    """Raise for models and modes that do not run layers in the shared decoder's loop."""
+    """Raise for models and modes that do not run layers in the shared decoder's loop, where
+    offloaded layers are fetched."""
     what = ""
     if places.layout.num_stages > 1:
         what = "pipeline_parallel_size"

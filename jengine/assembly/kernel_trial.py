@@ -1,4 +1,4 @@
-"""Checks GPU kernels against XLA at the first start on a device: those that have no interpreter.
+"""Checks GPU kernels that have no interpreter against XLA, at the first start on a kind of device.
 
 In: the runner's settings and the model's config. Out: the settings, without kernels that gave wrong
 results.
@@ -35,8 +35,8 @@ def with_right_kernels(
     steps: RunnerConfig, config: ModelConfig, placement: Placement,
     drafter: nnx.Module | None = None, compare: Callable[[Trial], str | None] = difference,
 ) -> RunnerConfig:  # fmt: skip
-    """Return the settings unchanged if each prefill kernel agrees with XLA, else without these
-    kernels. `drafter`: declarations of the draft model, which runs in the same steps."""
+    """The settings, without prefill kernels that disagree with XLA. `drafter`: declarations of the
+    draft model, which runs in the same steps."""
     prompts = steps.shapes.prompts
     if prompts is None:
         return steps
@@ -53,7 +53,7 @@ def with_right_kernels(
 
 
 def mixers_of(config: ModelConfig, drafter: nnx.Module | None) -> Iterable[Any]:
-    """Settings of the token mixers of all layers, those of draft heads included."""
+    """Mixer configs of all layers, draft heads included."""
     for layer in config.layers:
         yield from layer.mixers
     for _, module in () if drafter is None else nnx.iter_modules(drafter):
@@ -62,7 +62,7 @@ def mixers_of(config: ModelConfig, drafter: nnx.Module | None) -> Iterable[Any]:
 
 
 def trials(steps: RunnerConfig, mixers: Iterable[Any], placement: Placement) -> Iterable[Trial]:
-    """Attention calls of these kernels to check, with one device's shapes."""
+    """Attention calls to check, with one device's shapes."""
     dtype, parts = jnp.dtype(steps.cache_dtype).name, placement.ways("block_tokens")
     block_size = steps.shapes.block_size // parts
     queries = "queries_of_kv_head" if parts == 1 else "queries_of_block"
@@ -95,7 +95,7 @@ def kept_problem(trial: Trial, compare: Callable[[Trial], str | None]) -> str | 
 
 
 def record_of(trial: Trial) -> Path | None:
-    """A file in the compile cache that exists if these kernels were right; None without a cache."""
+    """Marker file in the compile cache of a successful check; None without a cache."""
     directory = jax.config.jax_compilation_cache_dir  # pyrefly: ignore[missing-attribute]
     if not directory:
         return None

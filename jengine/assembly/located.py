@@ -26,12 +26,12 @@ from jengine.speculative.config import speculative_config
 from jengine.weights.resolve import in_hub, resolve_model
 
 PREFLIGHT = "jengine.assembly.preflight"
-REFUSED = 3  # its exit status
+REFUSED = 3  # preflight's exit status
 
 
 def located(args: EngineArgs, check: Check) -> EngineArgs:
-    """The settings with the folders of model, tokenizer and draft model. Weights are downloaded
-    unless `check` refuses them."""
+    """The settings with local folders of model, tokenizer and draft model. Weights are downloaded
+    unless `check` refuses the model."""
     options = replace(args.hub, bar=download_bars(args.show_progress))
     changed: dict[str, Any] = {}
     if in_hub(args.model):
@@ -47,7 +47,7 @@ def located(args: EngineArgs, check: Check) -> EngineArgs:
         at = replace(options, revision=draft.get("revision"), wanted=MODEL)
         changed["speculative_config"] = {
             **{key: value for key, value in draft.items() if key != "revision"},
-            # The name may say the method.
+            # The name may imply the method.
             "method": speculative_config(draft).method,
             "model": folder_of(draft["model"], at),
         }
@@ -55,24 +55,25 @@ def located(args: EngineArgs, check: Check) -> EngineArgs:
 
 
 def tokenizer_name(model: Any, tokenizer: Any, *, other: bool) -> str | None:
-    """The hub repository to take the tokenizer from, if not the model's own at its own revision.
-    `other`: the tokenizer's revision differs from the model's."""
+    """The hub repository of the tokenizer, if it is not the model's at the same revision. `other`:
+    the tokenizer's revision differs from the model's."""
     if in_hub(tokenizer):
         return str(tokenizer)
     return str(model) if other and tokenizer is None and in_hub(model) else None
 
 
 def folder_of(name: Any, options: HubOptions) -> str:
-    """Local folder or GGUF file."""
+    """Local folder or GGUF file of a name, downloaded if necessary."""
     return str(resolve_model(name, options).absolute())
 
 
 def adapter_finder(hub: HubOptions) -> Callable[[str], str]:
-    """Resolver of adapters' local folders."""
+    """Function that resolves an adapter's name to a local folder."""
     options = replace(hub, revision=None, wanted=ADAPTERS)
 
     def find(path: str) -> str:
-        # Clients of a server give absolute paths, which may look like those of snapshots.
+        # Absolute paths from a server's clients are taken as they are, even if they look like
+        # snapshots.
         is_name = in_hub(path) and not Path(path).is_absolute()
         return folder_of(path, options) if is_name else path
 
@@ -80,7 +81,7 @@ def adapter_finder(hub: HubOptions) -> Callable[[str], str]:
 
 
 def checked_elsewhere(args: EngineArgs) -> Check:
-    """A check that runs in a separate process, for callers that must not load jax."""
+    """A check in a separate process, for callers that must not import jax."""
 
     def check(folder: Path) -> None:
         plain = plain_settings(args, "a check", CHECK, model=str(folder))

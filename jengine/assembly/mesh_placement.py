@@ -1,6 +1,6 @@
-"""The mesh of an engine's devices, and how a model's arrays are placed on it.
+"""The mesh of an engine's devices, and the placement of a model's arrays on it.
 
-In: the sizes that were asked for, and the model's shape. Out: a placement, or a ConfigError.
+In: parallel sizes, and the model's config. Out: a placement, or a ConfigError.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sharding.roles import by_role
 
 
 def placement_for(asked: Groups, config: ModelConfig) -> Placement:
-    """Mesh of the requested devices, and the model's placement on it."""
+    """The model's placement on a mesh of the requested devices."""
     parallel = asked.parallel
     groups = parallel.prefill_context_parallel_size
     try:
@@ -87,7 +87,7 @@ def stages_mesh(asked: ParallelSettings, config: ModelConfig, devices: np.ndarra
 
 
 def check_divided(config: ModelConfig, context: int) -> None:
-    """Raise ConfigError if decode context parallelism does not support this model."""
+    """Raise if decode context parallelism does not support this model."""
     if context > 1 and not any(spec.keeps_all for spec in config.cache_specs):
         raise ConfigError(
             f"decode_context_parallel_size={context}: {config.architecture} has no attention that "
@@ -101,7 +101,7 @@ def check_divided(config: ModelConfig, context: int) -> None:
 
 
 def check_joint(asked: Groups, config: ModelConfig, placement: Placement) -> None:
-    """Raise for features that joint replicas do not support."""
+    """Raise for features that joint replicas (`joint_replicas`) do not support."""
     if not asked.parallel.enable_expert_parallel or len(placement.replicas) == 1:
         raise ConfigError(
             "joint_replicas=True spreads whole experts over all replicas: give "
@@ -150,7 +150,7 @@ def check_context_parallel(asked: Groups, config: ModelConfig, placement: Placem
 
 
 def beyond_context_parallel(config: ModelConfig) -> dict[str, bool]:
-    """Properties of a model that prevent dividing a step's tokens, and whether it has each."""
+    """Model properties that rule out prefill context parallelism -> whether the model has each."""
     attention = all(not (spec.in_parts or spec.in_chunks) for spec in config.cache_specs)
     return {
         f"{config.architecture}, whose layers are not all of attention to cached tokens": (

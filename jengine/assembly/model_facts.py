@@ -1,7 +1,7 @@
 """Facts about a model besides its parameters: config, tokenizer, generation settings. No jax.
 
-In: EngineArgs, and what was read of the model's folder. Out: the tokens that end an answer, the
-tokenizer, default sampling settings. Must not know sizes, caches or requests.
+In: EngineArgs, and files of the model's folder. Out: EOS and stop tokens, the tokenizer, default
+sampling settings. Must not know sizes, caches or requests.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ class ModelSource:
     """Facts about a model before its parameters are read."""
 
     config: ModelConfig
-    folder: Path | None  # None: the model is live
+    folder: Path | None  # None: live model
     tokenizer: Tokenizer | None
     generation: Mapping[str, Any]
-    told_tokenizer: SharedTokenizer | None = None  # of a core in a separate process
+    told_tokenizer: SharedTokenizer | None = None  # in a core's process
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The tokenizer's EOS, else the model's; ending on it gives no stop reason."""
+        """The tokenizer's EOS, else the model's; ending on it reports no stop reason."""
         own = None if self.tokenizer is None else self.tokenizer.eos_token_id
         return self._in_vocabulary(self.config.eos_token_ids if own is None else (own,))
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Other ids that end an answer, from config and generation config; reported as stop
+        """Other token ids that end generation, from config and generation config; reported as stop
         reason."""
         ids = {*self.config.eos_token_ids, *self.generation.get("eos_token_id", ())}
         return self._in_vocabulary(ids.difference(self.eos_token_ids))
@@ -55,7 +55,7 @@ class ModelSource:
 
 
 def generation_of(asked: ModelSettings, folder: Path) -> dict[str, object]:
-    """The folder's generation config, if enabled, with overrides."""
+    """The folder's generation config if it is enabled, with overrides."""
     override = generation_override(asked.override_generation_config)
     return {
         **(read_generation_config(folder) if asked.generation_config == "auto" else {}),
@@ -75,7 +75,7 @@ def generation_override(given: Mapping[str, Any] | None) -> dict[str, object]:
 
 
 def tokenizer_of(asked: ModelSettings, folder: Path | None) -> Tokenizer | None:
-    """The tokenizer that was given, or the folder's."""
+    """The given tokenizer, else the folder's."""
     if asked.skip_tokenizer_init:
         return None
     if isinstance(asked.tokenizer, (str, Path)):
@@ -102,7 +102,7 @@ def image_settings(folder: Path | None) -> dict[str, Any]:
 
 
 def video_settings(folder: Path | None) -> dict[str, Any]:
-    """Differences of video preprocessing from `image_settings`."""
+    """Video preprocessing settings that differ from `image_settings`."""
     if folder is None or not folder.is_dir():
         return {}
     own, whole = folder / "video_preprocessor_config.json", folder / "processor_config.json"
@@ -113,7 +113,7 @@ def video_settings(folder: Path | None) -> dict[str, Any]:
 
 
 def model_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a folder, or the one that a GGUF file's vocabulary makes."""
+    """The tokenizer of a folder, or of a GGUF file's vocabulary."""
     if is_gguf(folder):
         return made_tokenizer(open_gguf(folder).metadata, str(folder))
     return load_tokenizer(folder)

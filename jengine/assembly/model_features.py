@@ -1,4 +1,4 @@
-"""Tests which engine features work for a model, by the checks that a start with each would make.
+"""Finds which engine features support a model, by running the checks of an engine's start.
 
 In: a ModelConfig. Out: a sentence per feature. No weights are read, nothing is compiled.
 """
@@ -36,7 +36,7 @@ def model_features(config: ModelConfig) -> dict[str, str]:
 
 
 def _refused(config: ModelConfig, **settings: Any) -> str:
-    """The error that a start with these settings would raise; "" for none."""
+    """The error that starting with these settings would raise; "" for none."""
     try:
         asked = EngineArgs.checked("jengine", model="model", **settings).groups
         stages = stage_layout(config, asked.parallel.pipeline_parallel_size or 1).num_stages

@@ -1,7 +1,7 @@
 """The source of a model: a folder, or a live module of the user's program.
 
-In: EngineArgs. Out: its config, tokenizer and generation settings, and its parameters in place.
-Must not know sizes, caches or requests.
+In: EngineArgs. Out: config, tokenizer and generation settings, and placed parameters. Must not know
+sizes, caches or requests.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def open_model_source(asked: ModelSettings) -> ModelSource:
         config = with_quantization(live_config(asked), asked.quantization)
         return ModelSource(config, None, tokenizer_of(asked, None), override)
     check_model(asked.model)
-    # Absolute, so that it is still found after the program has changed its working directory.
+    # Absolute, to be found after the program changes its working directory.
     folder = resolve_model(asked.model).absolute()
     generation = generation_of(asked, folder)
     load = cache(lambda: tokenizer_of(asked, folder))
@@ -66,7 +66,7 @@ def open_model_source(asked: ModelSettings) -> ModelSource:
         register_imported(folder, asked.hf_overrides, is_asked=is_asked)
     config = with_dtype(used_config(asked, folder, load), asked.dtype)
     config = with_quantization(config, asked.quantization)
-    # Last: of a broken config.json it would say that the tokenizer cannot be loaded.
+    # Last: it would report a broken config.json as a tokenizer that cannot be loaded.
     return ModelSource(config, folder, load(), generation)
 
 
@@ -111,7 +111,7 @@ def is_live(asked: ModelSettings) -> bool:
 def load_parameters(
     asked: ModelSettings, source: ModelSource, place: StagePlaces, bar: Callable[..., Any]
 ) -> tuple[nnx.Module, Iterable[NamedArray]]:
-    """The abstract model, and its placed parameters (mostly lazy). Live arrays are not copied if
+    """The abstract model, and its placed parameters (usually lazy). Live arrays are not copied if
     dtype and sharding fit."""
     if asked.weight_settings is not None:
         refuse_rounded(asked.weight_settings, source.config)
@@ -137,7 +137,7 @@ def load_parameters(
         return declared, peer_parameters(settings, declared, place, bar)
     if asked.load_format == "dummy":
         return declared, dummy_arrays(declared, seed=asked.seed or 0, place=place)
-    # Importing Orbax takes two seconds, so only those who use it do.
+    # Imported here because importing Orbax takes two seconds.
     from jengine.weights.orbax_io import read_orbax
 
     place.refuse_several_processes("an Orbax checkpoint")
@@ -155,7 +155,7 @@ def live_declaration(model: nnx.Module, config: ModelConfig) -> nnx.Module:
 
 
 def emptied(values: dict[str, jax.Array]) -> Iterator[NamedArray]:
-    """Yield items, dropping our reference to each."""
+    """Yield items, removing each from `values` so that it can be freed."""
     for path in list(values):
         yield path, values.pop(path)
 

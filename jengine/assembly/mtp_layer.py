@@ -1,4 +1,4 @@
-"""The MTP layer in a checkpoint, quantized like its model or not.
+"""The MTP layer of a checkpoint, quantized like its model or not.
 
 In: config.json, the model's config and the checkpoint's tensors. Out: the layer's declarations, and
 its tensors by name within the layer. Must not know steps or sizes.
@@ -31,7 +31,7 @@ HEAD_MODULE = SHARED_HEAD.removesuffix(WEIGHT)
 def mtp_layer(
     folder: Path, hf: Mapping[str, Any], config: ModelConfig, tensors: Stored
 ) -> tuple[DraftHeads, Tensors]:
-    """The MTP layer of a model, and its tensors. `tensors` is empty for random weights."""
+    """Declarations and tensors of a model's MTP layer. `tensors` is empty for random weights."""
     names = registry.tensor_names(config)
     tensors = registry.full_names(config, tensors) if tensors else tensors
     prefix = layer_prefix(config, names)
@@ -54,8 +54,8 @@ def as_stored(
     folder: Path, heads: DraftHeads, own: Stored, prefix: str, config: ModelConfig
 ) -> tuple[DraftHeads, Tensors]:
     """Apply the model's quantization to the layer, except to matrices stored unquantized:
-    DeepSeek's `eh_proj` is, and quantization tools often leave the layer out without noting it in
-    config.json."""
+    DeepSeek's `eh_proj` always, and the whole layer with quantization tools that leave it out
+    without a note in config.json."""
     quantization = config.quantization
     assert quantization is not None, "a plain layer is read as it is"
     modules = {piece.name.removesuffix(WEIGHT) for piece in all_pieces(heads.pieces)}
@@ -78,7 +78,7 @@ def decoded_layer(
 
 
 def is_plain(own: Stored, module: str) -> bool:
-    """Whether the file holds the module's weight as plain numbers."""
+    """Whether the file holds the module's weight unquantized."""
     tensor = own.get(f"{module}{WEIGHT}")
     return tensor is not None and tensor.dtype in READABLE
 

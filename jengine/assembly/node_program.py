@@ -1,6 +1,6 @@
-"""A node that runs steps of an engine whose requests and API are on node 0.
+"""A follower node: runs steps of an engine whose requests and API are on node 0.
 
-In: the settings that node 0 has. Out: why it ended. Must not know requests.
+In: node 0's settings. Out: why it ended. Must not know requests.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 def run_node(deployment: Deployment) -> str:
-    """Run what node 0 plans until it leaves. A node that is lost ends this process."""
+    """Run node 0's plans until it leaves. If a node is lost, this process ends."""
     bar = progress_factory(deployment.args.show_progress)
     given = msgspec.msgpack.decode(deployment.core(), type=CoreSettings)
-    args = EngineArgs.checked("node", **given.engine)  # as the core of node 0 has them
+    args = EngineArgs.checked("node", **given.engine)  # equal to those of node 0's core
     direction = Direction()
     asked = args.groups
     checked_options(asked.parallel)

@@ -1,4 +1,4 @@
-"""The meeting of an engine's nodes, after which JAX knows the devices of all.
+"""Rendezvous of an engine's nodes, after which JAX sees the devices of all.
 
 In: settings. Out: nothing, or a ConfigError. Must not know what the engine runs.
 """
@@ -19,7 +19,7 @@ from jengine.executor.multihost.ending import end_process
 from jengine.executor.multihost.settings import Direction, MultihostSettings
 
 logger = logging.getLogger(__name__)
-# JAX aborts a process that waits longer than it is told to: this much later than it is given up.
+# JAX aborts the process at its own timeout, which is this much later than ours.
 ABORT_SECONDS = 60
 ADVICE = (
     "Start jengine serve on every node, with the same nnodes, master_addr and master_port, and "
@@ -48,14 +48,14 @@ def join_nodes(asked: ParallelSettings, direction: Direction | None) -> None:
                 initialization_timeout=int(seconds + ABORT_SECONDS),
                 coordinator_bind_address=nodes.coordinator,
             )  # fmt: skip
-        except (RuntimeError, ValueError, OSError) as error:  # JAX's own errors are RuntimeErrors
+        except (RuntimeError, ValueError, OSError) as error:  # JAX raises RuntimeErrors
             said = " ".join(str(error).split())
             raise ConfigError(f"{problem(nodes)}: {said:.300}. {ADVICE}") from error
 
 
 @contextmanager
 def given_up_after(seconds: float, nodes: Nodes, direction: Direction) -> Iterator[None]:
-    """End this process with the reason if what is done inside takes longer."""
+    """End this process, with the reason, if the block takes longer."""
 
     def give_up() -> None:
         reason = f"{problem(nodes)} within {seconds:g} s. {ADVICE}"
@@ -77,7 +77,7 @@ def problem(nodes: Nodes) -> str:
 
 
 def check_nodes(asked: ParallelSettings, processes: Sequence[int]) -> None:
-    """Refuse a mesh without devices of some node, which would have nothing to do."""
+    """Raise ConfigError if the mesh has no device of some node."""
     nodes = asked.nodes
     idle = sorted(set(range(nodes.count)) - set(processes))
     if nodes.several and idle:

@@ -1,7 +1,7 @@
 """Weight transfer between engines (load_format="peer"): a running engine serves, a starting one
 fetches.
 
-In: the settings and a running model; or a model's declarations. Out: a server that ends with the
+In: the settings and a running model; or a model's declarations. Out: a server that closes with the
 model; or placed parameters, with a bounded number of bytes in flight.
 """
 
@@ -36,13 +36,13 @@ from jengine.weights.abstract import NamedArray, Place
 from sharding.jax_settings import engine_context
 
 logger = logging.getLogger(__name__)
-# Pieces on their way for each reader, so that none waits while a parameter is put on devices.
+# Pieces in flight per reader, so that readers stay busy while a parameter is placed.
 AHEAD = 2
 
 
 class ServedWeights:
-    """Weights of a running model, as of the last time its list was requested; prepared weights are
-    restored for that."""
+    """Snapshot of a running model's weights, taken when the list is requested; prepared weights are
+    restored for it."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
@@ -53,15 +53,14 @@ class ServedWeights:
 
     @engine_context()
     def listed(self) -> WeightList:
-        """List the engine's parameters, under a new version if they were replaced since the last
-        call."""
+        """List the parameters, under a new version if they were replaced since the last call."""
         leaves = self._loaded.leaves
         if not leaves:
             raise CheckpointError("this engine has no parameters now: it sleeps.")
         if leaves is not self._leaves:
             try:
                 arrays = self._loaded.parameters()
-            except RuntimeError as error:  # arrays were deleted meanwhile
+            except RuntimeError as error:  # arrays were deleted concurrently
                 raise CheckpointError("parameters are being replaced. Ask again.") from error
             self._version, self._leaves, self._arrays = self._version + 1, leaves, arrays
             self._last = None
@@ -73,7 +72,7 @@ class ServedWeights:
 
     @engine_context()
     def piece(self, name: str, version: int, begin: int, end: int) -> memoryview:
-        """Bytes of a parameter."""
+        """Bytes `begin` to `end` of a parameter. Raises CheckpointError for another version."""
         if version != self._version or self._loaded.leaves is not self._leaves:
             self._arrays, self._leaves, self._last = {}, None, None
             raise CheckpointError("parameters have been replaced meanwhile. Start again.")
@@ -82,13 +81,13 @@ class ServedWeights:
         if self._last is None or self._last[0] != name:
             try:
                 self._last = name, bytes_of(on_host(self._arrays[name]))
-            except RuntimeError as error:  # the array was deleted meanwhile
+            except RuntimeError as error:  # the array was deleted concurrently
                 raise CheckpointError("parameters are being replaced. Start again.") from error
         return self._last[1][begin:end]
 
 
 def serve_weights(settings: WeightSettings | None, loaded: LoadedModel) -> None:
-    """Serve the model's parameters while it lives, if `settings` has an address to serve at."""
+    """Serve the model's parameters until it is closed, if `settings` has an address."""
     if settings is None or settings.serve is None:
         return
     if len(loaded.placement.processes) > 1:
@@ -101,8 +100,8 @@ def serve_weights(settings: WeightSettings | None, loaded: LoadedModel) -> None:
 
 
 def refuse_rounded(settings: WeightSettings, config: ModelConfig) -> None:
-    """Refuse sharing weights quantized at load: the server no longer has the originals that the
-    other side declares, and quantizing again would change them."""
+    """Raise for weights quantized at load: the server no longer has the originals that the peer
+    declares, and quantizing again would change them."""
     if config.quantization is None or not config.quantization.on_load:
         return
     if settings.peer is not None:
@@ -121,7 +120,7 @@ def refuse_rounded(settings: WeightSettings, config: ModelConfig) -> None:
 def peer_parameters(
     settings: WeightSettings, declared: nnx.Module, place: Place, bar: Callable[..., Any]
 ) -> Iterator[NamedArray]:
-    """Placed parameters of another engine, in the order in which the model declares them."""
+    """Placed parameters fetched from another engine, in declaration order."""
     client = WeightClient(settings)
     readers = ThreadPoolExecutor(settings.readers, "weights-read")
     try:
@@ -166,7 +165,7 @@ def in_order(
 
 
 def check_listed(wanted: Mapping[str, Any], given: Mapping[str, ParameterInfo], peer: str) -> None:
-    """Raise a ConfigError if the other engine has another model."""
+    """Raise ConfigError if the other engine's parameters differ from the model's."""
     own = {
         name: ParameterInfo(name, jnp.dtype(one.dtype).name, tuple(one.shape))
         for name, one in wanted.items()
@@ -180,13 +179,12 @@ def check_listed(wanted: Mapping[str, Any], given: Mapping[str, ParameterInfo], 
 
 
 def size_of(one: ParameterInfo) -> int:
-    """Bytes of a parameter."""
     return math.prod(one.shape) * jnp.dtype(one.dtype).itemsize
 
 
 def on_host(array: jax.Array) -> np.ndarray:
-    """An array's values. Reads a new array over the same buffers, since an array caches what was
-    read for its lifetime."""
+    """An array's values on the host. Read through a new array over the same buffers: JAX caches the
+    host copy in the array that was read."""
     buffers = [shard.data for shard in array.addressable_shards]
     return np.asarray(
         jax.make_array_from_single_device_arrays(array.shape, array.sharding, buffers)
@@ -194,5 +192,5 @@ def on_host(array: jax.Array) -> np.ndarray:
 
 
 def bytes_of(array: np.ndarray) -> memoryview:
-    """The bytes of an array in the order of its rows."""
+    """The bytes of an array in row-major order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

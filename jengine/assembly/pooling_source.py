@@ -1,7 +1,7 @@
-"""Whether a model pools, and how: from its class, sentence-transformers' files and the settings.
-No jax.
+"""Whether a model pools, and how: from its class, sentence-transformers' files and the settings. No
+jax.
 
-In: EngineArgs, a folder and the model's config. Out: the config, with pooling where it pools.
+In: EngineArgs, a folder and the model's config. Out: the config, with a PoolingConfig if it pools.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def with_pooling(
     folder: Path,
     tokenizer: Callable[[], Tokenizer | None],
 ) -> ModelConfig:
-    """Add the pooling config if the model is used for pooling; checks that it may be."""
+    """Add the pooling config if the model is used for pooling; raises if it cannot be."""
     sentence = read_sentence_model(folder)
     if not is_pooling(asked, config, sentence):
         return config
@@ -66,7 +66,7 @@ def with_pooling(
 
 
 def own_prompts(hf: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
-    """The named prompts in config.json, as models of Jina have them."""
+    """Named prompts in config.json, as in Jina's models."""
     given = hf.get("task_instructions")
     if not isinstance(given, Mapping):
         return ()
@@ -88,7 +88,7 @@ def is_pooling(asked: ModelSettings, config: ModelConfig, sentence: SentenceMode
 
 
 def dense_layers(sentence: SentenceModel) -> tuple[HeadLayer, ...]:
-    """The matmuls that sentence-transformers keeps in folders of their own."""
+    """The Dense modules that sentence-transformers stores in subfolders."""
     layers = []
     for module in sentence.dense:
         if module.activation not in ACTIVATIONS:
@@ -108,7 +108,7 @@ def dense_layers(sentence: SentenceModel) -> tuple[HeadLayer, ...]:
 def classifier_tokens(
     hf: Mapping[str, object], tokenizer: Callable[[], Tokenizer | None]
 ) -> tuple[int, ...]:
-    """The ids of `classifier_from_token`, which names tokens whose logits are scores of classes."""
+    """Token ids of `classifier_from_token`, whose logits are class scores."""
     given: Any = hf.get("classifier_from_token")
     if given is None:
         return ()

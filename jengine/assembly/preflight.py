@@ -1,8 +1,8 @@
 """Checks that a model can run here before its weights are downloaded, by config.json or the header
 of a GGUF file.
 
-As a program: settings on standard input; exit status 3 and the error on standard output if it
-cannot.
+As a program: settings on standard input; for a model that cannot run, exit status 3 and the error
+on standard output.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ GIB, GIGA = 2**30, 1e9
 
 
 def checked_here(asked: Groups) -> Check:
-    """Return a check that runs in this process, which will own the engine's devices."""
+    """A check that runs in this process, which will own the engine's devices."""
     model, parallel = asked.model, asked.parallel
 
     def check(found: Path) -> None:
         if is_gguf(found):
             config = read_model_config(found)
-            gguf_tensors(found)  # each has a place in the model
+            gguf_tensors(found)  # raises for tensors that do not fit the model
             if model.tokenizer is None and not model.skip_tokenizer_init:
                 known_vocabulary(open_gguf(found).metadata, str(found))
         elif not (found / "config.json").is_file() or model.model_impl == "generic":
-            return  # the weights themselves say what the model is
+            return  # the generic reader needs the tensors
         else:
             hf = read_config_file(found, model.hf_overrides)
             if is_imported(hf):
@@ -71,7 +71,7 @@ def check_memory(asked: CacheSettings, devices: int, config: ModelConfig) -> Non
     start_backend(asked.gpu_memory_utilization)
     needed = parameter_bytes(config)
     device = jax.local_devices()[0]
-    # Devices of a CPU share its memory.
+    # CPU devices share one memory.
     count = 1 if device.platform == "cpu" else devices
     offloaded = int(asked.cpu_offload_gb * GIB) * count
     free = available_bytes(device, asked.gpu_memory_utilization) * count
@@ -86,7 +86,7 @@ def check_memory(asked: CacheSettings, devices: int, config: ModelConfig) -> Non
 
 
 def parameter_bytes(config: ModelConfig) -> int:
-    """Total bytes of the parameters in memory."""
+    """Total bytes of the parameters."""
     model = abstract_model(config)
     as_rounded(model)
     leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
@@ -94,7 +94,7 @@ def parameter_bytes(config: ModelConfig) -> int:
 
 
 def main() -> int:
-    """Check the folder or file that the settings name as the model."""
+    """Check the folder or file named by the settings."""
     try:
         load_plugins()
         args = EngineArgs.checked("engine", **msgspec.msgpack.decode(sys.stdin.buffer.read()))

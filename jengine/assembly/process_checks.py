@@ -12,7 +12,7 @@ from jengine.runner.runner_config import RunnerConfig
 
 
 def checked_options(asked: ParallelSettings) -> None:
-    """Raise ConfigError for executor options without such an executor, and for replicas that need
+    """Raise ConfigError for options of an executor that is not used, and for replicas that need
     processes of their own."""
     if asked.replicas_in_processes:
         raise ConfigError(
@@ -28,7 +28,7 @@ def checked_options(asked: ParallelSettings) -> None:
 
 
 def check_processes(executor: str, processes: list[int]) -> None:
-    """Refuse an executor that does not fit the processes whose devices are used."""
+    """Raise ConfigError if the executor does not fit the processes whose devices are used."""
     if executor == "local" and len(processes) > 1:
         raise ConfigError(
             f"executor='local', but the devices are of processes {processes}: give mesh= with "
@@ -42,7 +42,7 @@ def check_processes(executor: str, processes: list[int]) -> None:
 
 
 def refuse_halves(steps: RunnerConfig, processes: list[int]) -> None:
-    """Raise ConfigError for host-side logits processors where several processes run the steps."""
+    """Raise UnsupportedFeature for host-side logits processors in multi-process engines."""
     if steps.host_processors and len(processes) > 1:
         raise UnsupportedFeature(
             f"logits_processors has the class {steps.host_processors[0].__name__}, which runs on "
@@ -54,9 +54,9 @@ def refuse_halves(steps: RunnerConfig, processes: list[int]) -> None:
 def starts_early(
     steps: RunnerConfig, processes: list[int], *, chosen: bool, usual: bool = True
 ) -> bool:
-    """Whether steps run before every program is compiled. Not in several processes, which must all
-    run the same programs; refused there where the user has chosen it. `usual`: whether steps do on
-    this kind of device unless the user has chosen."""
+    """Whether requests are admitted before every program is compiled. Not in multi-process engines,
+    whose processes must run the same programs: an error if `chosen` by the user. `usual`: the
+    default on this kind of device."""
     if not (chosen or usual):
         return False
     if not steps.early_start or len(processes) == 1:

@@ -1,8 +1,8 @@
-"""Logits processors of an engine, and how requests' own are numbered. No jax.
+"""Logits processors of an engine and of requests. No jax.
 
-In: functions, classes, or names of them that every process can import; what installed packages
-bring. Out: JAX functions, which run in steps, with the numbers of sets of them; classes of
-processors that run on the host. Must not know how a step applies them.
+In: functions, classes, or importable names of them; entry points of installed packages. Out: JAX
+functions, which run in steps, as numbered sets; and classes of processors that run on the host.
+Must not know how a step applies them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from jengine.sampling_params import SamplingParams
 
 
 def engine_processors(given: Sequence[Any] | None) -> list[Processor]:
-    """The JAX functions that all requests of an engine use."""
+    """JAX functions that apply to all requests."""
     return [one for one in _resolved(given) if not isinstance(one, type)]
 
 
 def host_processors(given: Sequence[Any] | None) -> tuple[type[LogitsProcessor], ...]:
-    """The classes of processors that run on the host, for all requests of an engine."""
+    """Classes of host-side processors that apply to all requests."""
     return tuple(one for one in _resolved(given) if isinstance(one, type))
 
 
@@ -37,12 +37,12 @@ def _resolved(given: Sequence[Any] | None) -> list[Any]:
 
 
 def resolved(path: str) -> Any:
-    """The function or class that `package.module:name` names."""
+    """Import the function or class named `package.module:name`."""
     return checked(imported("logits_processors", path), repr(path))
 
 
 def checked(found: Any, named: str) -> Any:
-    """Return `found` if it is a function or a class; otherwise raise an error that calls it
+    """Return `found` if it is a function or a class; otherwise raise an error that names it
     `named`."""
     is_class = isinstance(found, type)
     if issubclass(found, LogitsProcessor) if is_class else callable(found):
@@ -63,8 +63,8 @@ class RequestProcessors:
         self._sets = None if devices is None else devices.runners[0].loaded.processors
 
     def number(self, functions: Sequence[Processor]) -> int:
-        """Register a request's functions; returns their number in plans, which follows the engine's
-        own."""
+        """Register a request's functions after the engine's; returns the number of the set in
+        plans."""
         if self._sets is not None:
             wanted = [*self._usual, *functions]
             return self._sets.number_of(wanted) if wanted else 0
@@ -74,7 +74,7 @@ class RequestProcessors:
                 "cannot be sent there. Give the engine logits_processors=['package.module:name'], "
                 "or leave multiprocess out."
             )
-        return 1 if self._usual else 0  # the set that each core makes first
+        return 1 if self._usual else 0  # the engine's set, which each core registers first
 
     def check(self, params: SamplingParams) -> None:
         """Raise RequestError if a host-side logits processor refuses the parameters."""
@@ -92,13 +92,13 @@ class RequestProcessors:
             )
 
 
-# A package names them in its entry points, group `jengine.logits_processors`: JAX functions, or
-# classes derived from `jengine.LogitsProcessor`. vLLM's own group is read as well; what stands
-# there for vLLM's torch tensors is left out, and the log says so.
+# Entry points of group `jengine.logits_processors`: JAX functions, or subclasses of
+# `jengine.LogitsProcessor`. vLLM's group is read too; processors of torch tensors in it are
+# skipped, with a log line.
 
 logger = logging.getLogger(__name__)
 GROUP, VLLM_GROUP = "jengine.logits_processors", "vllm.logits_processors"
-# What is loaded, and the words that name it in errors -> the same, or an error.
+# (loaded object, its name in errors) -> the same object, or an error.
 Check = Callable[[Any, str], Any]
 
 

@@ -1,4 +1,4 @@
-"""Progress bars and messages for people who wait."""
+"""Progress bars and messages for waiting users."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tqdm.auto import tqdm
 ProgressFactory = Callable[..., Any]
 
 
-# Seconds between two lines of a bar where there is no terminal.
+# Seconds between lines of a bar without a terminal.
 LINE_EVERY = 5.0
-# Warm-up that takes longer than this many seconds is explained.
+# Waits longer than this many seconds are explained.
 SLOW = 5.0
 
 
 @contextmanager
 def explained_if_slow(message: Callable[[], str], wanted: bool = True) -> Iterator[None]:
-    """Write the message to stderr if the block takes long, for output without progress bars."""
+    """Write the message to stderr if the block takes longer than SLOW and this is `wanted`."""
 
     def explain() -> None:
         if sys.stderr is not None:
@@ -61,16 +61,16 @@ def is_visible() -> bool:
 
 
 def download_bars(wanted: bool | ProgressFactory | None) -> ProgressFactory:
-    """`progress_factory` for what may take an hour: None writes lines where no bar can be drawn."""
+    """`progress_factory` for downloads, which may take long: None writes lines where bars cannot be
+    drawn."""
     return progress_factory(True if wanted is None and not is_visible() else wanted)
 
 
 def progress_factory(wanted: bool | ProgressFactory | None) -> ProgressFactory:
     """A tqdm factory; a callable is used as it is.
 
-    None: bars on a terminal and in notebooks, which disappear when they are complete. True: bars
-    stay, and where there is no terminal a line is written every few seconds. A bar for nothing is
-    not drawn.
+    None: bars on a terminal and in notebooks, which disappear when complete. True: bars stay, and
+    without a terminal a line is written every few seconds. Bars of total 0 are not drawn.
     """
     if callable(wanted):
         return wanted

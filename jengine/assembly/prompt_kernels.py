@@ -1,7 +1,7 @@
 """Lets `attention_backend="auto"` choose FlashAttention-4 kernels for prefill.
 
-In: the user's settings and the model's config. Out: the same, with backend "fa4" where its kernels
-run some layer on this device. Bucket sizes that suit them follow from the name.
+In: the user's settings and the model's config. Out: the same, with backend "fa4" if its kernels
+support some layer on this device. Suitable bucket sizes follow from the name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 def with_prompt_kernels(asked: Groups, config: ModelConfig) -> Groups:
-    """Replace `auto` by "fa4" if its kernels run some layer here; other settings are unchanged."""
+    """Replace "auto" by "fa4" if its kernels support some layer here; other settings are
+    unchanged."""
     heads = served_heads(asked, config)
     if not heads or missing() or available_backend("auto", config.groups)[0] != BASES["fa4"]:
         return asked
@@ -33,8 +34,8 @@ def with_prompt_kernels(asked: Groups, config: ModelConfig) -> Groups:
 
 
 def on_paper(asked: Groups, config: ModelConfig, capability: int) -> Groups:
-    """As `with_prompt_kernels`, for a device of this compute capability (90 for 9.0) that need not
-    be here, with the packages installed here."""
+    """`with_prompt_kernels` for a device of this compute capability (90 for 9.0), which may be
+    absent, with the packages installed here."""
     runs = served_heads(asked, config) and not too_large(heads_of(config.groups))
     return named(asked) if runs and unchosen(capability) is None else asked
 
@@ -44,8 +45,8 @@ def named(asked: Groups) -> Groups:
 
 
 def served_heads(asked: Groups, config: ModelConfig) -> set[int]:
-    """Head sizes of the layers that the kernels support; none unless `auto` was asked for."""
-    # A deterministic GPU computes prompts in the shape of decodes.
+    """Head sizes of layers that the kernels support; empty unless the backend is "auto"."""
+    # Deterministic mode on GPUs runs prefill in the shape of decode.
     if asked.steps.attention_backend != "auto" or asked.steps.deterministic:
         return set()
     codes = asked.cache.cache_codes

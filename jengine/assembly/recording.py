@@ -1,7 +1,7 @@
-"""Recording of steps: the flight recorder of an engine, and the engine that replays a recording.
+"""Recording of steps: an engine's flight recorder, and settings to replay a recording.
 
-In: settings and sizes of an engine. Out: a wrapper with a flight recorder for its executor; and
-from a recording the settings of an engine of the same sizes.
+In: settings and sizes of an engine. Out: an executor wrapper with a flight recorder; and from a
+recording, the settings of an engine of the same sizes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def sizes_of(schedule: ScheduleConfig, cache: CacheConfig) -> dict[str, Any]:
 
 
 def replay_settings(recording: Recording, changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of the engine that runs a recording again, some of them changed by the user."""
+    """Settings of the engine that replays a recording, with the user's changes."""
     fixed = sizes_of(recording.origin.schedule, recording.origin.cache)
     for name in sorted(fixed.keys() & changed.keys()):
         raise ConfigError(
@@ -68,7 +68,7 @@ def replay_settings(recording: Recording, changed: Mapping[str, Any]) -> dict[st
 
 
 def check_fits(recording: Recording, schedule: ScheduleConfig, cache: CacheConfig) -> None:
-    """Refuse an engine that cannot run these plans."""
+    """Raise ConfigError if the engine cannot run the recorded plans."""
     then = recording.origin
     if then.cache.groups != cache.groups:
         raise ConfigError(

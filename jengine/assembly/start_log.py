@@ -1,6 +1,6 @@
 """Start-up log lines of an engine: cache, weight copies, stages.
 
-In: settled sizes. Out: log lines, some of them in vLLM's words, which people search for.
+In: resolved sizes. Out: log lines, some in vLLM's words, which users search for.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def log_stages(layout: StageLayout, layers: int) -> None:
 
 
 def log_copies(count: int, *, live: bool) -> None:
-    """Log the bytes of packed weight copies. `live`: the user's own arrays stay in memory as
-    well."""
+    """Log the bytes of packed weight copies, `count`. `live`: the user's arrays stay in memory
+    too."""
     if not count:
         return
     beside = (
@@ -33,7 +33,7 @@ def log_copies(count: int, *, live: bool) -> None:
 
 
 def log_long_rotation(config: ModelConfig, schedule: ScheduleConfig) -> None:
-    """Warn if LongRoPE's long factors apply, which degrade answers to short sequences."""
+    """Warn if LongRoPE's long factors apply, which degrade answers to short prompts."""
     if config.usual_context < min(config.longest_context, schedule.max_model_len):
         logger.warning(
             "Using LongRoPE's factors for sequences of up to %d tokens, for all sequences. "

@@ -1,4 +1,4 @@
-"""A worker process of an engine that another process schedules: builds its part, runs plans.
+"""A worker process of a remote executor: builds its part of the engine, runs plans.
 
 In: a Job as bytes. Out: how it ended, as bytes. The first worker serves the driver, the others
 follow it. Must not know who started this process.
@@ -48,10 +48,10 @@ def run(data: bytes) -> bytes:
 
 def work(job: Job) -> None:
     """Build this worker's part of the engine, then run the plans that arrive."""
-    # The secret came with the job, from Ray alone.
+    # The secret is in the job, which only Ray carries.
     secret = {"data_parallel_secret": (job.driver.secret or b"").decode()}
     args = EngineArgs.checked("worker", multihost=job.multihost, **{**job.settings, **secret})
-    # A driver asks its workers nothing about programs that are still to come.
+    # Drivers do not ask workers about pending programs.
     args.compilation_config = {**args.compilation, "wait_for": "all"}
     enable_compile_cache(args.compilation.get("cache_dir"))
     direction = Direction()
@@ -69,14 +69,14 @@ def follow(core: FollowingCore) -> str:
         try:
             core.step()
         except UnexpectedCompile:
-            continue  # the first worker met the same, and tells the driver
+            continue  # the first worker had the same error, and reports it
         except EngineDead as error:
             core.shutdown()
             return str(error)
 
 
 def lead(job: Job, side: DeviceSide, direction: Direction) -> None:
-    """Run the plans that the driver process sends, and send it their outputs, until it leaves."""
+    """Run the driver's plans and send it their outputs, until it leaves."""
     settings = MultihostSettings.checked(job.multihost)
     server = PlanServer(connect(job.driver, job.rank, settings.silence), settings)
     direction.observers.append(server.tell_end)

@@ -53,7 +53,8 @@ class StageLayout:
 
 
 def stage_layout(config: ModelConfig, stages: int) -> StageLayout:
-    """The layout with the fewest slots; each stage has at least one layer. Raises ConfigError."""
+    """The layout with the fewest slots; each stage has at least one layer. Raises ConfigError,
+    UnsupportedFeature."""
     count = len(config.layers)
     if not 1 <= stages <= count:
         raise ConfigError(

@@ -1,1 +1,1 @@
-"""Engines whose cores have processes of their own: how these are started, found and joined."""
+"""Engines whose cores run in separate processes: starting, finding and joining these."""

@@ -1,4 +1,4 @@
-"""The program of an engine core's process: builds the engine that the settings describe, serves it.
+"""The program of an engine core's process: builds the engine from its settings and serves it.
 
 In: settings, on standard input. Out: messages to the fronts. `engine_process` starts it.
 """
@@ -23,12 +23,12 @@ from jengine.engine.process.model_frame import ModelFrame
 from jengine.engine.process.to_front import Progress, Ready
 from jengine.executor.multihost.settings import Direction
 
-# Seconds between two reports of one stage.
+# Seconds between progress reports.
 REPORT = 0.1
 
 
 class ReportingBar:
-    """A tqdm-like bar whose updates are sent to the fronts."""
+    """A tqdm-like bar that sends its progress to the fronts."""
 
     def __init__(
         self, report: Callable[[Progress], None], stage: str, total: float | None, unit: str
@@ -42,7 +42,7 @@ class ReportingBar:
         self._send()
 
     def update(self, n: float = 1) -> None:
-        """Advance the progress by `n`."""
+        """Advance by `n`."""
         self.n += n
         done = self.total is not None and self.n >= self.total
         if done or time.monotonic() - self._sent >= REPORT:
@@ -74,7 +74,7 @@ def bars(report: Callable[[Progress], None]) -> Callable[..., ReportingBar]:
 
 
 def build(settings: bytes, server: CoreServer) -> Served:
-    """Build the engine that the settings describe, and the Ready message for its fronts."""
+    """Build the engine from its settings, and the Ready message for its fronts."""
     given = msgspec.msgpack.decode(settings, type=CoreSettings)
     args = EngineArgs.checked("engine core", **given.engine)
     direction = Direction([server.end_with]) if args.nodes.several else None

@@ -1,8 +1,7 @@
-"""Reconnects data-parallel cores of other hosts that have restarted, in place of the dead ones. No
-jax.
+"""Reconnects restarted data-parallel cores of other hosts, in place of the dead ones. No jax.
 
-In: a rank and its core's address. Out: a core that gets requests again, or a log line that says why
-not. Waiting for a core happens in a separate thread.
+In: a rank and its core's address. Out: the core receives requests again, or the log says why not.
+Waits for cores in a separate thread.
 """
 
 from __future__ import annotations
@@ -20,13 +19,11 @@ from jengine.engine.process.client import START_SECONDS
 from jengine.errors import EngineDead, JengineError
 
 logger = logging.getLogger(__name__)
-# Seconds between two looks at the addresses.
+# Seconds between polls of the addresses.
 LOOK = 1.0
 
 
 class CoreReturn:
-    """Replaces lost cores of other hosts by ones that have restarted."""
-
     def __init__(self, replicas: ProcessReplicas, secret: bytes) -> None:
         self._replicas = replicas
         self._secret = secret
@@ -48,7 +45,7 @@ class CoreReturn:
             try:
                 found = list(read())
             except FileNotFoundError:
-                return  # the server ends
+                return  # the server is shutting down
             for rank, address in enumerate(found):
                 if address != addresses[rank]:
                     self._take(rank, address)

@@ -1,7 +1,7 @@
-"""The share of this machine that each of several core processes gets: processors and GPUs. No jax.
+"""Divides this machine's CPUs and GPUs among core processes. No jax.
 
-In: how many cores there are, and the devices that each one needs. Out: processors to run on, and
-the environment that shows a core its own GPUs.
+In: the number of cores, and the devices that each needs. Out: CPUs to run on, and environment
+variables that limit the visible GPUs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from jengine.errors import ConfigError
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 GPU_FILES = Path("/dev")
-# TPUs (two generations of drivers) and AMD GPUs, of which JAX takes all for one process.
+# Device files of TPUs (two driver generations) and AMD GPUs, all of which JAX takes for one
+# process.
 UNDIVIDED = ("accel*", "vfio/[0-9]*", "kfd")
 
 
@@ -38,7 +39,7 @@ def shares(cores: int, devices: int, environ: Mapping[str, str]) -> list[Share]:
             f"and {len(gpus)} are visible. Lower data_parallel_size, or show more of them with "
             f"{VISIBLE_GPUS}."
         )
-    # Processors are left to all: what a core computes there is little.
+    # CPUs are not divided: with GPUs a core needs few.
     return [
         Share([], {VISIBLE_GPUS: ",".join(gpus[i * devices : (i + 1) * devices])})
         for i in range(cores)
@@ -46,8 +47,8 @@ def shares(cores: int, devices: int, environ: Mapping[str, str]) -> list[Share]:
 
 
 def can_divide(environ: Mapping[str, str]) -> bool:
-    """Whether several processes can have a share of the devices each: processors and NVIDIA GPUs
-    can be divided, while one process takes all TPUs and AMD GPUs."""
+    """Whether several processes can share the devices: CPUs and NVIDIA GPUs can be divided, while
+    JAX takes all TPUs or AMD GPUs for one process."""
     wanted = environ.get("JAX_PLATFORMS", "")
     if wanted:
         return wanted.split(",")[0] in ("cpu", "cuda", "gpu")
@@ -67,7 +68,7 @@ def processor_shares(cores: int) -> list[list[int]]:
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
-    """The NVIDIA GPUs that a program started here would see."""
+    """The NVIDIA GPUs visible to a child process."""
     given = environ.get(VISIBLE_GPUS)
     if given is not None:
         return [one.strip() for one in given.split(",") if one.strip() not in ("", "-1")]

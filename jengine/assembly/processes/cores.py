@@ -1,7 +1,7 @@
-"""The cores of an engine: starts those of this host, and finds those of other hosts. No jax.
+"""The cores of an engine: starts those of this host, connects to those of others. No jax.
 
-In: a Deployment. Out: clients of cores that are starting, or addresses where other processes reach
-them. `core_process` is the cores' program.
+In: a Deployment. Out: clients of starting cores, or addresses where other processes reach them.
+`core_process` is the cores' program.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ CORE_PROGRAM = "jengine.assembly.processes.core_process"
 def launch_cores(
     deployment: Deployment, mailbox: Mailbox | None = None, door: Door | None = None
 ) -> list[ProcessClient]:
-    """Start this host's cores: one, or one for each data-parallel rank. They load together.
+    """Start this host's cores: one, or one per data-parallel rank. They load concurrently.
 
-    With a mailbox their clients share it; a door lets fronts of other hosts in.
+    With a mailbox their clients share it; a door admits fronts of other hosts.
     """
     args = deployment.args
     if not args.replicas_in_processes:
@@ -46,7 +46,7 @@ def launch_cores(
 def clients_of(
     addresses: Sequence[str], mailbox: Mailbox, secret: bytes | None
 ) -> list[ProcessClient]:
-    """Clients of cores that run already, on this or other hosts."""
+    """Clients of running cores, on this or other hosts."""
     return [
         ProcessClient(address, None, mailbox, secret if address.startswith("tcp:") else None)
         for address in addresses

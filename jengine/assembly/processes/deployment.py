@@ -1,6 +1,6 @@
-"""Where the cores of an engine run, and what each of their processes is told. No jax.
+"""Where an engine's cores run, and the settings sent to each process. No jax.
 
-In: EngineArgs. Out: a Deployment, which makes settings as plain data. Must not start a process.
+In: EngineArgs. Out: a Deployment, which converts settings to plain data. Must not start a process.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class CoreSettings(msgspec.Struct, frozen=True):
     """Settings sent to a core's process."""
 
     engine: dict[str, Any]  # keyword arguments of EngineArgs
-    tells_contents: bool = False  # whether fronts are told what the cache holds
+    tells_contents: bool = False  # whether the core reports cache contents to fronts
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """The settings of an engine with cores in other processes, and the folder of its model."""
+    """Settings of an engine with cores in other processes, and the model's folder."""
 
     args: EngineArgs
     folder: Path
@@ -56,8 +56,8 @@ class Deployment:
         return msgspec.msgpack.encode(CoreSettings(settings, tells_contents=rank is not None))
 
     def on_ray(self, host: str, rank: int) -> bytes:
-        """Settings message for one rank on Ray, which is its host's only rank and joins the front
-        at `host`."""
+        """Settings message for one rank on Ray, the only one of its host, which joins the front at
+        `host`."""
         settings = self.told(
             RANK, ON_RAY,
             show_progress=False,
@@ -70,12 +70,12 @@ class Deployment:
 
     @property
     def secret(self) -> bytes:
-        """The secret from which the hosts of one engine derive their keys."""
+        """The secret from which an engine's hosts derive their keys."""
         return checked_secret(SECRET, self.args.data_parallel_secret)
 
     @property
     def address(self) -> str:
-        """The address of the front's host, where ranks join; for those on Ray the usual one."""
+        """Address of the front's host, where ranks join; for Ray, the default one."""
         args = self.args
         if args.data_parallel_address is None and args.data_parallel_backend == "ray":
             given = (args.data_parallel_options or {}).get("address")
@@ -84,7 +84,7 @@ class Deployment:
 
 
 def deployment_of(args: EngineArgs) -> Deployment:
-    """The deployment; arrays and modules of this process are refused."""
+    """The deployment. Raises ConfigError for settings with arrays, modules or functions."""
     load_plugins()
     refuse_arrays(WHERE, args.params, args.mesh, args.logits_processors)
     if not isinstance(args.model, (str, Path)):
@@ -96,8 +96,8 @@ def deployment_of(args: EngineArgs) -> Deployment:
 
 
 def rank_settings(settings: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """Settings that differ for one data-parallel rank: ports for KV events and block transfers are
-    its own, and only the first rank serves weights."""
+    """Settings that differ by data-parallel rank: each has its own ports for KV events and block
+    transfers, and only the first serves weights."""
     changed: dict[str, Any] = {"data_parallel_size": None}
     if not rank:
         return changed

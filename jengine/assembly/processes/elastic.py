@@ -1,12 +1,12 @@
-"""Elastic data parallelism: adds and removes replicas of a running engine without losing a request.
+"""Elastic data parallelism: adds and removes replicas of a running engine without losing requests.
 No jax.
 
-In: an engine whose replicas are processes of this host, and the wanted number. Out: new cores that
-serve, or cores that ended after their last request.
+In: an engine whose replicas are processes of this host, and the wanted number. Out: ready new
+cores, or ended surplus ones.
 
-Only where a single API process has started all replicas. A replica being removed gets no new
-requests and ends after its last; after a timeout it stays. A new one gets the others' settings, and
-requests once it is ready.
+Requires a single API process that has started all replicas. A replica being removed gets no new
+requests and ends after its last one; after a timeout it stays. A new one gets the other replicas'
+settings, and requests once it is ready.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ _one_at_a_time = threading.Lock()
 
 
 def scale_replicas(engine: Engine, count: int, drain_seconds: float = DRAIN_SECONDS) -> None:
-    """Change the number of replicas to `count`. Returns when new ones serve and surplus ones have
+    """Change the number of replicas to `count`. Returns once new ones serve and surplus ones have
     ended.
 
-    Raises CapacityError if a replica still has requests after `drain_seconds`; it stays.
+    Raises CapacityError if a replica still has requests after `drain_seconds`; it stays. Raises
+    RequestError unless this process has started all replicas.
     """
     replicas = scalable(engine)
     if count < 1:
@@ -55,7 +56,7 @@ def scale_replicas(engine: Engine, count: int, drain_seconds: float = DRAIN_SECO
 
 
 def scalable(engine: Engine) -> ProcessReplicas:
-    """The replicas of an engine, if this process has started all of them."""
+    """The replicas of an engine. Raises if this process has not started all of them."""
     client = engine.client
     if not isinstance(client, ProcessReplicas):
         raise RequestError(
@@ -71,8 +72,8 @@ def scalable(engine: Engine) -> ProcessReplicas:
 
 
 def add_replica(engine: Engine, replicas: ProcessReplicas, count: int) -> None:
-    """Start one more core and route requests to it. It gets the CPUs or GPUs of its place among
-    `count`; those of running cores do not change."""
+    """Start one more core and route requests to it. It gets its share of CPUs or GPUs of `count`;
+    running cores keep theirs."""
     args, folder = engine.args, engine.folder
     assert folder is not None, "an engine in other processes has a folder"
     place = replicas.next_place

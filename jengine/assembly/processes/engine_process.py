@@ -1,4 +1,4 @@
-"""An engine whose core runs in a separate process, as the process of the requests has it. No jax.
+"""The front's side of an engine whose core runs in a separate process. No jax.
 
 In: EngineArgs. Out: an Engine, once its core is ready. This process reads the tokenizer, the core
 everything else. `core_process` is the core's program.
@@ -35,10 +35,10 @@ from jengine.text.tokenizer import Tokenizer
 def start_engine_process(
     args: EngineArgs, tell: Tell | None = None, *, seconds: float = START_SECONDS
 ) -> Engine:
-    """Start a core, or one for each data-parallel replica, and return when all are ready.
+    """Start a core, or one per data-parallel replica, and return when all are ready.
 
-    Raises what the core's engine would raise here. `tell` gets its progress instead of a bar;
-    `seconds` is how long a core may be silent meanwhile.
+    Raises what the core's construction raises. `tell` gets its progress instead of a bar; a core
+    that is silent for `seconds` is given up.
     """
     deployment = deployment_of(args)
     tell = tell or shown(args.show_progress)
@@ -68,14 +68,14 @@ def start_replicas(deployment: Deployment, tell: Tell, seconds: float) -> Engine
         raise
     if others is not None:
         others.when_back(core_return(engine).take)
-        engine.client.when_dead(lambda _: others.close())  # they end with this engine
+        engine.client.when_dead(lambda _: others.close())  # closed with this engine
     return engine
 
 
 def connect_cores(
     deployment: Deployment, addresses: Sequence[str], tell: Tell, seconds: float = START_SECONDS
 ) -> Engine:
-    """An engine over all cores of an engine, which another process has started.
+    """An engine over cores that another process has started.
 
     Shutting it down leaves them running.
     """
@@ -95,7 +95,7 @@ def connect_cores(
 
 
 def core_return(engine: Engine) -> CoreReturn:
-    """Create what reconnects cores of other hosts after they have restarted."""
+    """Object that reconnects restarted cores of other hosts."""
     assert isinstance(engine.client, ProcessReplicas), "an engine with cores of other hosts"
     assert engine.folder is not None, "an engine in other processes has a folder"
     return CoreReturn(engine.client, Deployment(engine.args, engine.folder).secret)
@@ -108,8 +108,8 @@ def replicas_over(
     tell: Tell,
     seconds: float,
 ) -> Engine:
-    """The engine of several cores that share a mailbox, once all are ready. The first one's
-    progress is told."""
+    """Engine over several cores that share a mailbox, once all are ready. `tell` gets the first
+    one's progress."""
     tokenizer = tokenizer_of(deployment.args.groups.model, deployment.folder)
     told = tell_tokenizer(clients, tokenizer)
     ready = [
@@ -128,7 +128,7 @@ def replicas_over(
 def engine_over(
     deployment: Deployment, client: ProcessClient, tell: Tell | None, seconds: float
 ) -> Engine:
-    """The engine of a core, once that is ready."""
+    """Engine over one core, once it is ready."""
     # While the core loads its weights.
     tokenizer = tokenizer_of(deployment.args.groups.model, deployment.folder)
     tell_tokenizer([client], tokenizer)

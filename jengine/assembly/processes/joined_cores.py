@@ -1,7 +1,6 @@
-"""Data-parallel cores of this host, offered to a front on another one. No jax.
+"""Data-parallel cores of this host that serve a front on another host. No jax.
 
-In: a Deployment, with the front's address. Out: why they have ended. Must not know who asked for
-them.
+In: a Deployment, with the front's address. Out: why they have ended. Must not know requests.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from jengine.errors import EngineDead, JengineError
 from jengine.wire.doors import Door, checked_host, own_address, tcp
 
 logger = logging.getLogger(__name__)
-# Why the cores end; None: they are still wanted.
+# Why the cores end; None while they run.
 Ends = queue.SimpleQueue[str | None]
 
 
 def run_joined(deployment: Deployment, ends: Ends) -> str | None:
-    """Run this host's cores for the front until they end. Returns the error message; None at a
+    """Run this host's cores for the front until they end. Returns an error message, or None after a
     normal shutdown."""
     cores = OwnCores(deployment)
-    over = threading.Event()  # cores that end now are expected to
+    over = threading.Event()  # set once the end of cores is expected
     threading.Thread(target=join, args=(deployment, cores, ends, over), daemon=True).start()
     why = ends.get()
     over.set()
@@ -41,7 +40,7 @@ def run_joined(deployment: Deployment, ends: Ends) -> str | None:
 
 
 def join(deployment: Deployment, cores: OwnCores, ends: Ends, over: threading.Event) -> None:
-    """Start the cores, and offer them to the front."""
+    """Start the cores, and register them with the front."""
     args = deployment.args
     try:
         host = checked_host("data_parallel_address", args.data_parallel_address or "")
@@ -65,7 +64,7 @@ def join(deployment: Deployment, cores: OwnCores, ends: Ends, over: threading.Ev
 
 
 def watch(cores: OwnCores, ends: Ends, over: threading.Event) -> None:
-    """End when every core has died; the front goes on without those that have."""
+    """End when every core has died. The front continues without dead ones."""
 
     def lost(error: EngineDead) -> None:
         if over.is_set():

@@ -1,6 +1,6 @@
-"""The data-parallel ranks that do not run in child processes of this one. No jax.
+"""Data-parallel ranks that are no child processes of this one. No jax.
 
-In: a Deployment. Out: where their cores are, once they have joined. Ranks of other hosts come by
+In: a Deployment. Out: their cores' addresses, once they have joined. Ranks of other hosts join by
 themselves (`--headless`); those on Ray are started here.
 """
 
@@ -81,7 +81,7 @@ RANK_PROGRAM = "jengine.assembly.processes.ray_rank:run"
 
 
 class RayRanks:
-    """The driver process of the ranks on Ray, and what it has reported."""
+    """The driver process of ranks on Ray, and its reports."""
 
     def __init__(self, options: Mapping[str, Any], devices: int, jobs: Sequence[bytes]) -> None:
         """Start one rank per job, with `devices` devices each."""
@@ -90,7 +90,7 @@ class RayRanks:
                 "data_parallel_backend='ray': Ray is not installed. Install it in the environment "
                 f"of every node: {INSTALL['ray']}."
             )
-        self.is_ending = False  # ranks that end now are expected to
+        self.is_ending = False  # the end of ranks is expected
         self._failure: JengineError | None = None
         reading, writing = os.pipe()
         job = RanksJob(dict(options), devices, RANK_PROGRAM, list(jobs), writing)
@@ -107,7 +107,7 @@ class RayRanks:
         ).start()
 
     def check(self) -> None:
-        """Raise the error of a rank that has ended."""
+        """Raise the error of a rank that has failed."""
         if self._failure is not None:
             raise self._failure
 

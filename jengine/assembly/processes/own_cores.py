@@ -1,6 +1,6 @@
-"""The cores that one process starts for fronts in other processes, of this host or others. No jax.
+"""Cores that one process starts for fronts in other processes, of this host or others. No jax.
 
-In: a Deployment. Out: the addresses of all ranks' cores, and cores that end with this process.
+In: a Deployment. Out: addresses of all ranks' cores, and cores that end with this process.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class OwnCores:
         self._others: OtherRanks | None = None
 
     def expect_others(self) -> None:
-        """Accept cores of other hosts if the engine has any, and start those on Ray."""
+        """Listen for cores of other hosts if there are any, and start ranks on Ray."""
         self._others = other_ranks(self._deployment)
 
     def launch(self, door: Door | None = None) -> None:
-        """Start this host's cores; a door lets fronts of other hosts in."""
+        """Start this host's cores; a door admits fronts of other hosts."""
         self.clients = launch_cores(self._deployment, door=door)
 
     def addresses(self, tell: Tell, seconds: float = START_SECONDS) -> list[str]:
@@ -43,7 +43,7 @@ class OwnCores:
             self._others.when_back(tell)
 
     def wait_until_ready(self, tell: Tell, seconds: float = START_SECONDS) -> list[Ready]:
-        """Return when all of this host's are ready. The first one's progress is told."""
+        """Wait until all of this host's cores are ready. `tell` gets the first one's progress."""
         return [
             client.wait_until_ready(tell if index == 0 else None, seconds)
             for index, client in enumerate(self.clients)

@@ -1,6 +1,6 @@
 """A data-parallel rank in a Ray actor: a core in a child process, which joins the front. No jax.
 
-In: EngineArgs as bytes. Out: why the rank has ended, as bytes. Must not know Ray.
+In: EngineArgs as bytes. Out: why the rank has ended, as bytes. Must not import ray.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jengine.executor.remote.job import Ended, ended_with
 
 
 def run(job: bytes) -> bytes:
-    """Run the rank until its front has gone."""
+    """Run the rank until the front has gone."""
     given = msgspec.msgpack.decode(job, type=dict[str, Any])
     try:
         why = run_joined(deployment_of(EngineArgs.checked("data-parallel rank", **given)), Ends())

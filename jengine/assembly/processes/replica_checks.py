@@ -1,6 +1,6 @@
-"""Checks that all cores serve the same model, as other hosts may have different files.
+"""Checks that all cores serve the same model, as files may differ between hosts.
 
-In: clients, and what their cores said when they were ready. Out: a ConfigError that names a core.
+In: clients, and their cores' Ready messages. Out: a ConfigError that names a core.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from jengine.errors import ConfigError
 
 
 def check_replicas(clients: Sequence[ProcessClient], ready: Sequence[Ready]) -> None:
-    """Raise ConfigError unless all cores serve the same model; other hosts may have different
-    files."""
+    """Raise ConfigError unless all cores serve the same model."""
     for client, one in zip(clients, ready, strict=True):
         check_version(client, one)
         if one.model.config != ready[0].model.config:
@@ -33,7 +32,7 @@ def check_replicas(clients: Sequence[ProcessClient], ready: Sequence[Ready]) -> 
 
 
 def check_version(client: ProcessClient, ready: Ready) -> None:
-    """Refuse a core of another version, whose messages may mean something else."""
+    """Raise ConfigError for a core of another version, whose messages may differ."""
     if ready.version != jengine.__version__:
         raise ConfigError(
             f"the core at {client.address} runs jengine {ready.version}, and this process "

@@ -1,1 +1,1 @@
-"""From what users give to checked settings. No jax."""
+"""Validates users' settings. No jax."""

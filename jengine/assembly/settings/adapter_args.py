@@ -21,7 +21,7 @@ class AdapterArgs:
     )] = False  # fmt: skip
     max_loras: Annotated[int, Setting("LoRA adapters that a step may use at once", size=True)] = 1
     max_lora_rank: Annotated[int, Setting("largest rank of a LoRA adapter", size=True)] = 16
-    # None: as many as a step.
+    # None: max_loras.
     max_cpu_loras: Annotated[int | None, Setting(
         "LoRA adapters kept in memory; the least recently used is dropped first", size=True
     )] = None  # fmt: skip

@@ -1,8 +1,8 @@
-"""EngineArgs: all settings of an engine, and what follows from those of several groups. No jax.
+"""EngineArgs: all settings of an engine, and properties derived from several groups. No jax.
 
-The fields and their texts are in a file per group (`model_args.py` and its neighbours), beside the
-struct that rooms take instead. Names and defaults follow vLLM. vLLM's other names are in
-vllm_args.py, so that the error for one of them can say what to use instead.
+Fields and help texts are in a file per group (`model_args.py` and its neighbours), beside the
+struct that is passed to other rooms. Names and defaults follow vLLM. vLLM's other names are in
+vllm_args.py, so that their errors can say what to use instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def takes_settings(cls: type[T]) -> type[T]:
-    """Make a dataclass take settings by vLLM's names too, and refuse unknown ones by name."""
+    """Make a dataclass accept settings by vLLM's names too, and name unknown ones in errors."""
     original = cls.__init__
 
     @functools.wraps(original)
@@ -45,7 +45,7 @@ def takes_settings(cls: type[T]) -> type[T]:
 
 
 def known_settings(owner: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings in EngineArgs' own names; an unknown or unbuilt name is refused by name."""
+    """Settings under EngineArgs' names. Raises for unknown and unsupported ones."""
     settings = own_settings(owner, given, RENAMED)
     for name in settings:
         if name not in SETTINGS:
@@ -64,7 +64,7 @@ class EngineArgs(
 
     @classmethod
     def checked(cls, owner: str, model: Any, **given: Any) -> EngineArgs:
-        """EngineArgs from keyword arguments; errors name the owner of the arguments."""
+        """EngineArgs from keyword arguments; errors name their `owner`."""
         return cls(model, **known_settings(owner, given))
 
     @staticmethod
@@ -90,22 +90,23 @@ class EngineArgs(
 
     @property
     def groups(self) -> Groups:
-        """The settings in the groups that rooms take."""
+        """The settings by group."""
         return groups_of(self, self.adapter_limits)
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """The settings that an engine needs to run recorded steps again, besides sizes."""
+        """The settings besides sizes that a replay of recorded steps needs."""
         return {name: getattr(self, name) for name, one in SETTINGS.items() if one.recorded}
 
     @property
     def wait_for(self) -> str:
-        """Which programs are compiled before requests are admitted, as far as settings tell."""
+        """Programs compiled before requests are admitted ("largest" or "all"), as far as settings
+        tell."""
         return self.warm_up.wait_for(same_bits=False)
 
     @property
     def warm_up(self) -> WarmUp:
-        """The settings that decide which programs are compiled before requests are admitted."""
+        """The settings that determine `wait_for`."""
         return WarmUp(
             self.compilation.get("wait_for"),
             seeded=self.seed is not None,
@@ -120,9 +121,9 @@ class EngineArgs(
 SETTINGS = declared(EngineArgs)
 ENGINE_HELP = {name: one.help for name, one in SETTINGS.items() if one.help}  # those with a flag
 RENAMED = {one.renamed: name for name, one in SETTINGS.items() if one.renamed}
-NAMES = (*SETTINGS, *VLLM_SETTINGS, *RENAMED, *PARTS)  # that are known as settings
+NAMES = (*SETTINGS, *VLLM_SETTINGS, *RENAMED, *PARTS)  # all names of settings
 
 
 def settings_of(command: str) -> tuple[str, ...]:
-    """The settings that a command has flags for."""
+    """The settings for which a command has flags."""
     return tuple(name for name, one in SETTINGS.items() if command in one.commands.split())

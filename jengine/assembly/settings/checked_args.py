@@ -1,7 +1,7 @@
 """Checks of an engine's settings, each by itself and against others. No jax.
 
-In: EngineArgs as given. Out: the same in their final form (defaults for None, sizes as numbers,
-templates as text), or a ConfigError. Must not know the model or the devices.
+In: EngineArgs as given. Out: the same normalised (defaults for None, sizes as numbers, templates as
+text), or a ConfigError. Must not know the model or the devices.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from jengine.assembly.settings.args import EngineArgs
 
 _HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?|[0-9a-f:.]*:[0-9a-f:.]*", re.IGNORECASE)
-# Properties of EngineArgs that raise if nothing can be derived.
+# Properties of EngineArgs that raise for invalid settings.
 DERIVED = ("ranks", "transfers", "kv_events", "weight_settings", "adapter_limits", "expert_balance")
 
 
 def check_args(args: EngineArgs, settings: Mapping[str, Setting]) -> None:
-    """Bring settings to their final form in place, or raise a ConfigError about one of them."""
+    """Normalise settings in place, or raise a ConfigError about one of them."""
     for item in fields(args):
         if getattr(args, item.name) is None and item.default is not MISSING:
             setattr(args, item.name, item.default)
     checked_keys("compilation_config", args.compilation_config, COMPILATION_KEYS)
     for name in [name for name, one in settings.items() if one.size]:
         setattr(args, name, human_integer(name, getattr(args, name)))
-    if args.pack_weights == "false":  # as on the command line
+    if args.pack_weights == "false":  # from the command line
         args.pack_weights = False
     check_types(args)
     for name, one in settings.items():
@@ -56,7 +56,7 @@ def check_args(args: EngineArgs, settings: Mapping[str, Setting]) -> None:
         if value is not None and one.final is not None:
             setattr(args, name, one.final(value))
     if args.data_parallel_backend == "ray" and args.data_parallel_secret is None:
-        args.data_parallel_secret = new_secret()  # Ray tells it to the ranks
+        args.data_parallel_secret = new_secret()  # Ray sends it to the ranks
     checked_rank_options(args.data_parallel_backend, args.data_parallel_options)
     check_compiling(args.strict, args.enforce_eager)
     check_cache_size(args.num_gpu_blocks_override, args.kv_cache_memory_bytes)
@@ -94,7 +94,7 @@ def check_compiling(strict: bool, enforce_eager: bool) -> None:
 
 
 def check_cache_size(blocks: int | None, size: int | None) -> None:
-    """Raise ConfigError if both say how large the KV cache is."""
+    """Raise ConfigError if both settings of the KV cache's size are given."""
     if None not in (blocks, size):
         raise ConfigError(
             "num_gpu_blocks_override and kv_cache_memory_bytes both size the KV cache; give "

@@ -1,4 +1,4 @@
-"""Settings that are dicts: the keys that each of them knows. No jax."""
+"""Settings that are dicts: their keys. No jax."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PROFILER_KEYS = {
 
 
 def checked_keys(name: str, given: Any, known: Mapping[str, str]) -> None:
-    """Refuse a setting that is no mapping, or has a key that is not known."""
+    """Raise ConfigError for a setting that is no mapping, or has an unknown key."""
     if given is None:
         return
     if not isinstance(given, Mapping):

@@ -1,4 +1,4 @@
-"""How experts are balanced over devices: the keys of `eplb_config`. No jax."""
+"""Expert load balancing: the keys of `eplb_config`. No jax."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EPLB_KEYS = {
 
 
 def balance_config(enabled: bool, given: Mapping[str, Any] | None) -> BalanceConfig | None:
-    """The checked config; None: experts stay where they are."""
+    """The validated config; None if `enabled` is False."""
     checked_keys("eplb_config", given, EPLB_KEYS)
     if not enabled:
         if given:

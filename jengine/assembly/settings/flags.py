@@ -1,7 +1,7 @@
-"""Flags for argparse, made from the fields of a dataclass. No jax.
+"""argparse flags made from the fields of a dataclass. No jax.
 
-In: a parser and a text of help per field. Out: flags on it, whose values are typed and checked;
-what was not given is absent from the namespace. Must not know commands.
+In: a parser and a help text per field. Out: flags on it, whose values are typed and checked; flags
+not given are absent from the namespace. Must not know commands.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from jengine.errors import ConfigError
 
 
 def flag_of(name: str) -> str:
-    """The flag of a setting."""
     return "--" + name.replace("_", "-")
 
 
@@ -30,7 +29,7 @@ def add_field_flags(
     helps: Mapping[str, str],
     short: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Flags for some fields of a dataclass, by their type. What is not given stays absent."""
+    """Add flags for fields of a dataclass, by their type. Flags not given stay absent."""
     types = field_types(owner)
     by_name = {field.name: field for field in fields(owner)}
     for name, text in helps.items():
@@ -47,7 +46,7 @@ def add_field_flags(
 def add_switch(
     group: argparse._ArgumentGroup, flags: Sequence[str], usually_on: bool, common: dict[str, Any]
 ) -> None:
-    """--flag and --no-flag; help shows the one that changes something."""
+    """Add --flag and --no-flag; help shows the one that changes the default."""
     flag, *others = flags
     other = flag.replace("--", "--no-", 1)
     shown, hidden = (other, flag) if usually_on else (flag, other)
@@ -66,11 +65,11 @@ def shown_default(field: Field[Any]) -> str:
     return f" [{told}]"
 
 
-# Lists of texts that may hold commas and brackets themselves: each word is one of them.
+# Lists of strings that may contain commas and brackets: each word is one entry.
 VERBATIM = ("api_key", "admin_key", "lora_modules", "lora_dirs", "served_model_name")
-# Settings that are JSON objects, though their type is Any.
+# JSON objects whose type is Any.
 OBJECTS = ("pooler_config",)
-# Keys of the compilation config that hold no list.
+# Keys of compilation_config with a single value.
 ONE_WORD = ("cache_dir", "wait_for", "max_adjusted_seqs", "encoder_tokens", "capture_collectives",
             "matmuls", "short_graphs")  # fmt: skip
 
@@ -99,7 +98,7 @@ def flag_settings(name: str, kind: Any) -> dict[str, Any]:
 
 
 class JoinWords(argparse.Action):
-    """argparse action: collect all words of a flag, each of which may hold several values."""
+    """argparse action: collect the values of all words of a flag."""
 
     def __call__(
         self,
@@ -142,7 +141,7 @@ class MergeObjects(argparse.Action):
 
 
 def checked(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Wrap a parser for argparse, which shows the message of only one exception class."""
+    """Wrap a parser for argparse, which shows messages of one exception class only."""
 
     def reader(text: str) -> Any:
         try:
@@ -162,12 +161,12 @@ def whole_number(name: str, text: str) -> int | None:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Read a JSON object; a string in it may be JSON too, or a list with commas."""
+    """Read a JSON object; strings in it may be JSON or comma-separated lists."""
     return {key: plain_value(key, value) for key, value in free_object(text).items()}
 
 
 def options_object(text: str) -> dict[str, Any]:
-    """Read a JSON object of any keys; a string in it may be JSON too."""
+    """Read a JSON object of arbitrary keys; strings in it may be JSON."""
     return {key: json_or_text(value) for key, value in free_object(text).items()}
 
 

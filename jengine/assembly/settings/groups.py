@@ -1,4 +1,4 @@
-"""The settings of an engine as rooms take them: small frozen groups. No jax.
+"""The settings of an engine in small frozen groups, as other rooms take them. No jax.
 
 In: EngineArgs. Out: Groups. Each field has the name of a setting, or of a property of EngineArgs.
 """
@@ -29,13 +29,13 @@ class Groups:
     steps: StepSettings
     media: MediaSettings
     watch: WatchSettings
-    adapters: AdapterLimits | None  # None: no request has any
+    adapters: AdapterLimits | None  # None: LoRA is off
 
     def in_use(self, *names: str) -> dict[str, bool]:
-        """For refusals of combinations: the features in `names` -> whether each is on.
+        """For refusals of combinations: the features in `names` -> whether each is in use.
 
-        Keys are worded as in messages ("strict=True"). `executor` is on if its workers are other
-        processes.
+        Keys are worded as in messages ("strict=True"). `executor` is in use if its workers are
+        other processes.
         """
         steps, parallel = self.steps, self.parallel
         words = {
@@ -64,7 +64,7 @@ class Groups:
 
 
 def groups_of(settings: object, adapters: AdapterLimits | None) -> Groups:
-    """Copy the attributes of `settings` into groups, field by field of the same name."""
+    """Copy attributes of `settings` into the groups' fields of the same name."""
     kinds = {name: kind for name, kind in get_type_hints(Groups).items() if name != "adapters"}
     made = {
         name: kind(**{one.name: getattr(settings, one.name) for one in fields(kind)})

@@ -18,14 +18,14 @@ class MediaArgs:
     limit_mm_per_prompt: Annotated[Mapping[str, Any] | None, Setting(
         "most images of a prompt, for a model that takes some", renamed="language_model_only"
     )] = None  # fmt: skip
-    # What changes in the model's own preprocessor_config.json: {"max_pixels": 500000}.
+    # Overrides of the model's preprocessor_config.json: {"max_pixels": 500000}.
     mm_processor_kwargs: Annotated[Mapping[str, Any] | None, Setting(
         "settings of the preprocessing of images"
     )] = None  # fmt: skip
     mm_encoder_tp_mode: Annotated[Literal["weights", "data"], Setting(
         "whether devices share the weights of the vision tower, or its images", recorded=True
     )] = "weights"  # fmt: skip
-    # "": none.
+    # "": local files are refused.
     allowed_local_media_path: Annotated[str | Path, Setting(
         "folder whose files may be named by file: URLs of images", kept_from=CORE | WORKER | RANK
     )] = ""  # fmt: skip

@@ -23,7 +23,7 @@ class MemoryArgs:
         "where weights come from; auto: what the folder holds, dummy: at random, peer: from an "
         "engine that runs", recorded=True, commands="compare doctor pull"
     )] = "auto"  # fmt: skip
-    # {"serve": "host:port"} or {"peer": "host:port"}, with the same secret.
+    # {"serve": "host:port"} or {"peer": "host:port"}, with a common secret.
     model_loader_extra_config: Annotated[Mapping[str, Any] | None, Setting(
         "JSON, or --model-loader-extra-config.KEY VALUE: weights that engines take from each "
         "other; keys: serve, peer, secret, readers, timeout_seconds"
@@ -32,8 +32,8 @@ class MemoryArgs:
         "generic: read an unknown architecture as its tensors show",
         recorded=True, commands="compare doctor"
     )] = "auto"  # fmt: skip
-    # For requests without a seed; None: 0. An engine with a seed waits until every program is
-    # compiled where programs round differently, so that the same script gives the same answers.
+    # Default seed of requests; None: 0. With a seed, engines wait until every program is compiled
+    # if programs round differently, so that a script is reproducible.
     seed: Annotated[int | None, Setting(
         "seed of sampling and of dummy weights", recorded=True, commands="compare"
     )] = None  # fmt: skip
@@ -83,7 +83,7 @@ class MemoryArgs:
     mamba_cache_mode: Annotated[Literal["none", "align"], Setting(
         "recurrent layers: keep copies of their state for prompts that begin alike, or none"
     )] = "align"  # fmt: skip
-    # States are float32, whatever the model's dtype.
+    # Recurrent states are float32 in any model dtype.
     mamba_cache_dtype: Annotated[Literal["auto", "float32"], Setting(
         "type of what convolutions keep of the last tokens"
     )] = "auto"  # fmt: skip
@@ -93,7 +93,7 @@ class MemoryArgs:
 
     @property
     def weight_settings(self) -> WeightSettings | None:
-        """Weights that are served to other engines or taken from one; None: neither."""
+        """Weight transfer between engines: where to serve or fetch; None: neither."""
         return weight_settings(self.load_format, self.model_loader_extra_config)
 
     @property
@@ -111,7 +111,7 @@ class MemoryArgs:
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """Memory of weights and KV cache, and where blocks go that leave the device."""
+    """Memory of weights and KV cache, and offloading of blocks."""
 
     block_size: int | None
     num_gpu_blocks_override: int | None

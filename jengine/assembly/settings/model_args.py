@@ -20,8 +20,8 @@ from jengine.hub.options import HubOptions
 class ModelArgs:
     """The model, its files, and the types of weights and KV cache."""
 
-    # A folder, "demo", org/name of the Hugging Face Hub (org/name:Q4_K_M for one of several GGUF
-    # files), or a flax.nnx module with its parameters. A folder of that name wins.
+    # A folder, "demo", a Hugging Face repository org/name (org/name:Q4_K_M for one of several GGUF
+    # files), or a flax.nnx module with its parameters. An existing folder takes precedence.
     model: Annotated[Any, Setting(kept_from=ALL)]
     _: KW_ONLY
     revision: Annotated[str | None, Setting(
@@ -31,7 +31,7 @@ class ModelArgs:
     download_dir: Annotated[str | Path | None, Setting(
         "folder of the download cache [Hugging Face's own, see HF_HOME]", commands="pull"
     )] = None  # fmt: skip
-    # None or True: HF_TOKEN, or that of `hf auth login`; False: none.
+    # None or True: HF_TOKEN, or the token of `hf auth login`; False: no token.
     hf_token: Annotated[str | Literal[True, False] | None, Setting(
         "token for gated and private repositories [HF_TOKEN, which ps does not show]",
         commands="pull", kept_from=CORE | WORKER | CHECK
@@ -45,7 +45,7 @@ class ModelArgs:
     convert: Annotated[Literal["auto", "none", "embed", "classify"], Setting(
         "make a model that writes one that makes embeddings or classes: embed, classify"
     )] = "auto"  # fmt: skip
-    # vLLM's older name for `runner` and `convert`.
+    # vLLM's former setting, in place of `runner` and `convert`.
     task: Annotated[str | None, Setting(HIDDEN)] = None
     # A PoolerConfig, or a dict of its fields: how hidden states are pooled.
     pooler_config: Annotated[Any, Setting(
@@ -55,7 +55,7 @@ class ModelArgs:
     hf_overrides: Annotated[Mapping[str, Any] | None, Setting(
         "JSON: entries that replace those of config.json", final=checked_overrides
     )] = None  # fmt: skip
-    # Parameters in place of the folder's: a module, an nnx.State or a tree of arrays.
+    # Parameters instead of the folder's: a module, an nnx.State or a tree of arrays.
     params: Annotated[Any, Setting(kept_from=ALL)] = None
     tokenizer: Annotated[Any, Setting(
         "folder or org/name of the tokenizer, if it is not the model's",
@@ -70,13 +70,13 @@ class ModelArgs:
         "type of weights and cache: auto, float32, bfloat16, float16",
         commands="compare doctor plan simulate", kept_from=WORKER
     )] = "auto"  # fmt: skip
-    # *_with_head: the output head too, to int8. None: what config.json says. The name of a
-    # quantized checkpoint's format is accepted.
+    # *_with_head: the output head too, to int8. None: as config.json says. For a quantized
+    # checkpoint, the name of its format is accepted.
     quantization: Annotated[str | None, Setting(
         "round weights as they are loaded: int8, int4, fp8, int8_with_head, ...",
         short="-q", recorded=True, commands="compare doctor plan simulate"
     )] = None  # fmt: skip
-    # int8 and fp8: one byte each, with a scale for each head of a token.
+    # int8 and fp8: one byte per value, with a scale per token and head.
     kv_cache_dtype: Annotated[str, Setting(
         "what keys and values are stored as: auto (the model's dtype), int8, fp8",
         recorded=True, commands="compare doctor plan simulate",
@@ -86,7 +86,7 @@ class ModelArgs:
     @property
     def hub(self) -> HubOptions:
         """Options for downloads from the Hugging Face Hub."""
-        from jengine.weights.gguf.header import has_header  # numpy: `--help` does without it
+        from jengine.weights.gguf.header import has_header  # numpy: not imported for `--help`
 
         return HubOptions(
             self.revision, self.download_dir, self.hf_token, tuple(self.ignore_patterns or ()),

@@ -1,6 +1,6 @@
-"""The nodes that one engine runs on, by vLLM's four settings. No jax.
+"""The nodes of one engine, by vLLM's four settings. No jax.
 
-In: what was given. Out: the node and the address where all meet, or a ConfigError.
+In: the settings. Out: this node's rank and the address of the rendezvous, or a ConfigError.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from jengine.executor.multihost.settings import NO_ADDRESS
 
 
 class Nodes(NamedTuple):
-    """The nodes that share one engine: their number, this node's rank, and node 0's address."""
+    """The nodes of one engine: their number, this node's rank, and node 0's address."""
 
     count: int
     rank: int
     address: str  # of node 0
-    port: int  # there
+    port: int  # on node 0
 
     @property
     def several(self) -> bool:
@@ -45,8 +45,8 @@ class Nodes(NamedTuple):
             )
 
     def joined_replicas(self, replicas: int, address: str | None) -> dict[str, Any]:
-        """Settings that turn this node's replicas into data-parallel ranks that join node 0's.
-        Empty if nodes share a replica, or for a single node."""
+        """Settings that make this node's replicas data-parallel ranks that join node 0's. Empty if
+        nodes share a replica, or for a single node."""
         local = self.local_replicas(replicas)
         if not self.several or local is None:
             return {}
@@ -72,7 +72,7 @@ class Nodes(NamedTuple):
 
 
 def whole_number(name: str, value: object, allowed: range) -> None:
-    """Raise a ConfigError unless a setting is a number in this range."""
+    """Raise ConfigError unless a setting is an integer in this range."""
     if not isinstance(value, int) or isinstance(value, bool) or value not in allowed:
         raise ConfigError(
             f"{name}={value!r}: expected a number from {allowed.start} to {allowed.stop - 1}."

@@ -25,7 +25,7 @@ class ParallelArgs:
     pipeline_parallel_size: Annotated[int | None, Setting(
         "stages of layers, each on separate devices", short="-pp", size=True, recorded=True
     )] = None  # fmt: skip
-    # The engine's blocks are so many times as long.
+    # The engine's blocks are this many times as long.
     decode_context_parallel_size: Annotated[int, Setting(
         "devices of one KV head that divide the cached tokens of each request among them, "
         "instead of holding copies", short="-dcp", size=True
@@ -34,11 +34,11 @@ class ParallelArgs:
         "groups of devices, each with all weights, that divide the tokens of each step among "
         "them", short="-pcp", size=True
     )] = 1  # fmt: skip
-    # Limits of requests and memory hold for each replica.
+    # Limits of requests and memory apply per replica.
     data_parallel_size: Annotated[int | None, Setting(
         "copies of the model, each on separate devices", short="-dp", size=True
     )] = None  # fmt: skip
-    # "mp" means "process". A replica in a process takes only its own requests along if it dies.
+    # "mp" means "process". If a replica's process dies, only its requests fail.
     data_parallel_backend: Annotated[Literal["local", "process", "mp", "ray"], Setting(
         "local: copies run in one process; process (serve): each in its own; ray: on the nodes "
         "of a Ray cluster", short="-dpb", kept_from=CORE | WORKER
@@ -61,7 +61,7 @@ class ParallelArgs:
     data_parallel_rpc_port: Annotated[int, Setting(
         "port there", short="-dpp", kept_from=CORE
     )] = 29550  # fmt: skip
-    # What the hosts share; it also encrypts what they send.
+    # Shared by the hosts; also encrypts their messages.
     data_parallel_secret: Annotated[str | None, Setting(
         kept_from=CORE
     )] = field(default=None, repr=False)  # fmt: skip
@@ -87,14 +87,13 @@ class ParallelArgs:
     enable_return_routed_experts: Annotated[bool, Setting(
         "return the experts that each token picked"
     )] = False  # fmt: skip
-    # A jax.sharding.Mesh of the program's own ("pp" are its stages), and the roles of its axes,
-    # {"data": "replica"}: also "tensor", "stage", and "first", where the engine has the first
-    # devices alone, and arrays are gathered.
-    # By default layers are sharded over all axes but those called data, fsdp, dp, batch or replica,
-    # which are replicas if there are others.
+    # A user's jax.sharding.Mesh ("pp" is the axis of stages), and roles of its axes, {"data":
+    # "replica"}: also "tensor", "stage", and "first", where the engine uses the first devices only
+    # and arrays are gathered. By default layers are sharded over all axes except those called data,
+    # fsdp, dp, batch or replica, which are replicas if there are others.
     mesh: Annotated[Any, Setting(kept_from=ALL)] = None
     mesh_axes: Mapping[str, Any] | None = None
-    # One process on each node. Node 0 alone has requests.
+    # One process per node; only node 0 takes requests.
     nnodes: Annotated[int, Setting(
         "nodes that the model is split over; node 0 has the API, the others --headless",
         short="-n", kept_from=WORKER
@@ -115,17 +114,17 @@ class ParallelArgs:
     executor_options: Annotated[Mapping[str, Any] | None, Setting(
         "JSON, or --executor-options.KEY VALUE; the executor knows the keys", kept_from=WORKER
     )] = None  # fmt: skip
-    # Whether scheduler and steps run in a process of their own, beside the one of the requests.
+    # Whether scheduler and steps run in a process separate from the API's.
     multiprocess: Annotated[bool, Setting(kept_from=CORE | WORKER | RANK)] = False
 
     @property
     def nodes(self) -> Nodes:
-        """The nodes that run the steps of one replica."""
+        """The nodes that share a replica's steps."""
         return Nodes(self.nnodes, self.node_rank, self.master_addr, self.master_port)
 
     @property
     def ranks(self) -> Ranks:
-        """The data-parallel ranks, here and on other hosts."""
+        """The data-parallel ranks of this host and others."""
         sizes = (self.data_parallel_size, self.data_parallel_size_local,
                  self.data_parallel_start_rank)  # fmt: skip
         if self.data_parallel_backend == "ray":
@@ -140,7 +139,7 @@ class ParallelArgs:
 
     @property
     def devices_per_replica(self) -> int:
-        """Devices per replica that the settings ask for."""
+        """Number of devices per replica, by the settings."""
         per_stage = (self.tensor_parallel_size or 1) * self.prefill_context_parallel_size
         return per_stage * (self.pipeline_parallel_size or 1)
 
@@ -152,7 +151,7 @@ class ParallelArgs:
 
 @dataclass(frozen=True)
 class ParallelSettings:
-    """How a model is split over devices, replicas and nodes, and where its experts run."""
+    """How a model is split over devices, replicas and nodes, and how experts are placed."""
 
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None

@@ -1,6 +1,6 @@
-"""Settings of an engine as plain data, for a process that builds it there. No jax.
+"""Settings of an engine as plain data, for a process that builds the engine. No jax.
 
-In: EngineArgs. Out: keyword arguments that msgpack can carry, or an error that names the setting.
+In: EngineArgs. Out: keyword arguments that msgpack can encode, or an error that names the setting.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jengine.errors import ConfigError
 
 
 def refuse_arrays(where: str, params: Any, mesh: Any, processors: Sequence[Any] | None) -> None:
-    """Raise a ConfigError about settings with arrays, devices or functions of this process."""
+    """Raise a ConfigError for settings with arrays, devices or functions, which cannot be sent."""
     for name, value in (("params", params), ("mesh", mesh)):
         if value is not None:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Settings of pooling models: the runner, what a model is converted to, how it pools. No jax."""
+"""Settings of pooling models: runner, conversion, pooler. No jax."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jengine.config import PoolerConfig
 from jengine.config.pooling import PoolingTask, SequencePooling, TokenPooling
 from jengine.errors import ConfigError, UnsupportedFeature, nearest_name
 
-# vLLM's older `task`: the runner and the conversion that it stands for.
+# vLLM's former `task` -> (runner, convert).
 TASKS = {
     "auto": ("auto", "auto"),
     "generate": ("generate", "auto"),
@@ -32,7 +32,7 @@ CHOICES = {
 
 
 def checked_pooler_config(given: Any) -> PoolerConfig | None:
-    """Return a PoolerConfig from one or from a dict; None stays None."""
+    """A PoolerConfig from one or from a dict; None stays None."""
     if given is None:
         return None
     if isinstance(given, PoolerConfig):
@@ -78,7 +78,7 @@ def _check(config: PoolerConfig) -> None:
 
 
 def runner_and_conversion(runner: str, convert: str, task: str | None) -> tuple[Any, Any]:
-    """Resolve `task` into runner and convert; without a task both are returned unchanged."""
+    """Resolve `task` into (runner, convert); without a task both are returned unchanged."""
     if task is None:
         return runner, convert
     if task not in TASKS:
@@ -90,7 +90,7 @@ def runner_and_conversion(runner: str, convert: str, task: str | None) -> tuple[
 
 
 def checked_overrides(given: Any) -> dict[str, Any] | None:
-    """Entries that replace those of config.json."""
+    """Validate entries that override config.json."""
     if given is None or isinstance(given, Mapping):
         return dict(given) if given else None
     if callable(given):

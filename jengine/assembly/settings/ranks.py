@@ -9,7 +9,7 @@ from jengine.executor.ray.options import RayOptions
 
 
 def checked_rank_options(backend: str, given: Any) -> None:
-    """Check `data_parallel_options`, which are Ray's."""
+    """Check `data_parallel_options`, which apply to Ray only."""
     if given is None:
         return
     if backend != "ray":
@@ -25,7 +25,7 @@ def checked_rank_options(backend: str, given: Any) -> None:
 
 
 class Ranks(NamedTuple):
-    """Number of data-parallel ranks in all, and the range of those on this host."""
+    """Total number of data-parallel ranks, and the range of this host's."""
 
     size: int
     local: range

@@ -1,7 +1,7 @@
-"""Settings of budgets of reasoning: the keys of `reasoning_config`. No jax.
+"""Thinking budgets: the keys of `reasoning_config`. No jax.
 
-In: what was given, with vLLM's names, and the model's tokenizer. Out: the marks around reasoning as
-token ids, or a ConfigError. Must not know how budgets are kept.
+In: the settings, by vLLM's names, and the model's tokenizer. Out: the token ids that begin and end
+reasoning, or a ConfigError. Must not know how budgets are enforced.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jengine.text.chat_parser import check_parser_names
 from jengine.text.reasoning_parsers import REASONING_PARSERS
 from jengine.thinking_budget import ReasoningMarks, occurs
 
-if TYPE_CHECKING:  # help texts need no tokenizer
+if TYPE_CHECKING:  # not imported for help texts
     from jengine.text.tokenizer import Tokenizer
 
 NAME = "reasoning_config"
@@ -50,7 +50,7 @@ def check_reasoning_config(parser: str | None, config: Any) -> None:
 def reasoning_marks(
     parser: str | None, config: Mapping[str, str] | None, tokenizer: Tokenizer | None
 ) -> ReasoningMarks | None:
-    """Return the marks from checked settings; None if unknown, so that no budget is enforced."""
+    """The marks by checked settings; None if unknown, so that no budget is enforced."""
     given = config or {}
     start, natural_end, forced_end = texts_of(given.get("reasoning_parser") or parser, given)
     if not (start and forced_end) or tokenizer is None:
@@ -63,7 +63,7 @@ def reasoning_marks(
     ):
         return marks
     if not config:
-        return None  # a vocabulary without these marks
+        return None  # the vocabulary lacks these marks
     raise ConfigError(
         f"{NAME}: reasoning begins with {start!r}, which are the tokens {[*marks.start]}, and its "
         f"forced end {forced_end!r} is {[*marks.forced_end]}; expected that end to hold the tokens "

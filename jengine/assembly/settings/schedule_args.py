@@ -1,4 +1,4 @@
-"""Settings of the scheduler and of drafts. No jax."""
+"""Settings of the scheduler and of speculative decoding. No jax."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jengine.speculative.config import speculative_config
 
 @dataclass(kw_only=True)
 class ScheduleArgs:
-    """Which requests run in a step, and the drafts of their next tokens."""
+    """Scheduling and speculative decoding."""
 
     enable_chunked_prefill: Annotated[bool, Setting(
         "run each prompt in one piece", recorded=True, commands="simulate"
@@ -47,7 +47,7 @@ class ScheduleArgs:
 
 @dataclass(frozen=True)
 class ScheduleSettings:
-    """Limits of a step and of the requests that run at once."""
+    """Limits of a step and of concurrent requests."""
 
     max_model_len: int | None
     max_num_seqs: int | None

@@ -17,7 +17,7 @@ from jengine.assembly.settings.warm_up_settings import WarmUp
 
 @dataclass(kw_only=True)
 class KernelArgs:
-    """Kernels, and what a step reads besides token ids."""
+    """Kernels, and inputs of steps besides token ids."""
 
     attention_backend: Annotated[Literal["auto", "xla", "cpu", "triton", "fa4"], Setting(
         "the kernels; auto: Triton on NVIDIA GPUs, C++ on CPUs, else XLA; fa4: Triton, and "
@@ -26,12 +26,12 @@ class KernelArgs:
     disable_cascade_attn: Annotated[bool, Setting(
         "read blocks that several decodes begin with anew for each, on GPUs", recorded=True
     )] = False  # fmt: skip
-    # False: with the same results in about twice the time.
+    # False: same results, in about twice the time.
     pack_weights: Annotated[Literal["auto", False], Setting(
         "auto: copy weights into the form that CPU kernels read fastest; false: do not",
         recorded=True
     )] = "auto"  # fmt: skip
-    # Whether prompts may be given as embeddings, {"prompt_embeds": array [tokens, hidden]}.
+    # Whether prompts may be embeddings, {"prompt_embeds": array [tokens, hidden]}.
     enable_prompt_embeds: bool = False
 
 
@@ -46,7 +46,7 @@ class ProgramArgs:
         "compile steps when they are first needed, not at the start"
     )] = False  # fmt: skip
     strict: Annotated[bool, Setting("make a compile after the start an error")] = False
-    # Free with the CPU's own kernels.
+    # Without cost with the CPU kernels.
     deterministic: Annotated[bool, Setting(
         "bitwise equal log-probabilities in any batch; slower where XLA multiplies",
         recorded=True, commands="compare doctor"
@@ -58,7 +58,7 @@ class ProgramArgs:
 
     @property
     def compilation(self) -> dict[str, Any]:
-        """The entries of compilation_config; {} if it was not given."""
+        """compilation_config, {} by default."""
         return dict(self.compilation_config or {})
 
 
@@ -73,7 +73,7 @@ class AnswerArgs:
         "JSON, or --override-generation-config.KEY VALUE: sampling defaults that go before "
         "those of generation_config.json"
     )] = None  # fmt: skip
-    # How the model marks its reasoning: grammars of answers begin after it.
+    # How the model marks its reasoning, after which structured output begins.
     reasoning_parser: Annotated[str | None, Setting(kept_from=CORE | WORKER)] = None
     structured_outputs_config: Annotated[Mapping[str, Any] | None, Setting(
         "JSON, or --structured-outputs-config.KEY VALUE; keys: "
@@ -84,7 +84,7 @@ class AnswerArgs:
         "thinking_token_budget ends its reasoning; keys: "
         + ", ".join(REASONING_KEYS), kept_from=CORE | WORKER
     )] = None  # fmt: skip
-    # f(logits) or f(ids, logits), and classes of `LogitsProcessor`.
+    # f(logits) or f(ids, logits), or subclasses of `LogitsProcessor`.
     logits_processors: Annotated[Sequence[Any] | None, Setting(
         "JAX functions that change logits, or classes of processors that run on the host, each "
         "as package.module:name",
@@ -103,7 +103,7 @@ class AnswerArgs:
 
 @dataclass(frozen=True)
 class StepSettings:
-    """Kernels and programs of steps, and what steps can do beside writing tokens."""
+    """Kernels, programs and sampling features of steps."""
 
     attention_backend: str
     disable_cascade_attn: bool

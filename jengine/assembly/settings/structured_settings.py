@@ -1,6 +1,6 @@
-"""Settings of structured output: the keys of `structured_outputs_config`. No jax.
+"""Structured output: the keys of `structured_outputs_config`. No jax.
 
-In: what was given, with vLLM's names. Out: what holds for all requests with structured output, or a
+In: the settings, by vLLM's names. Out: defaults of all requests with structured output, or a
 ConfigError. Must not know grammars.
 """
 
@@ -29,7 +29,8 @@ SWITCHES = ("disable_any_whitespace", "disable_additional_properties", "enable_i
 
 
 def checked_reasoning_parser(parser: str | None, config: Any) -> str | None:
-    """Validate structured_outputs_config; return the reasoning parser given there or by itself."""
+    """Validate structured_outputs_config; return the reasoning parser, given there or
+    separately."""
     _check(config)
     inside = (config or {}).get("reasoning_parser") or None
     if None not in (parser or None, inside) and parser != inside:
@@ -44,7 +45,7 @@ def checked_reasoning_parser(parser: str | None, config: Any) -> str | None:
 def structured_outputs_defaults(
     parser: str | None, config: Mapping[str, Any] | None
 ) -> StructuredOutputsDefaults:
-    """Defaults of structured output for all requests, from checked settings."""
+    """Defaults of structured output, from checked settings."""
     given = config or {}
     return StructuredOutputsDefaults(
         disable_any_whitespace=given.get("disable_any_whitespace", False),

@@ -21,7 +21,7 @@ IN_WORDS = {int: "an integer", float: "a number", str: "a text", bool: "True or 
 
 
 def one_of(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    """Refuse a value that is not among the choices."""
+    """Raise ConfigError for a value that is not among the choices."""
     if value not in choices:
         raise ConfigError(f"{name}={value!r}: expected one of {', '.join(map(repr, choices))}.")
 
@@ -45,19 +45,19 @@ def human_integer(name: str, value: int | str | None) -> int | None:
 
 
 def switch(name: str, value: Any) -> None:
-    """Refuse anything that is not True or False."""
+    """Raise ConfigError for anything but True or False."""
     if not isinstance(value, bool):
         raise ConfigError(f"{name}={value!r}: expected True or False.")
 
 
 def share(name: str, value: Any) -> None:
-    """Refuse anything but a number above 0 and up to 1."""
+    """Raise ConfigError for anything but a number in (0, 1]."""
     if not isinstance(value, (int, float)) or not 0 < value <= 1:
         raise ConfigError(f"{name}={value!r}: expected a share in (0, 1].")
 
 
 def count_or_all(name: str, value: Any) -> None:
-    """Raise ConfigError unless it is a count, or -1 for the whole vocabulary."""
+    """Raise ConfigError unless it is a count, or -1 (the whole vocabulary)."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{name}={value!r}: expected an integer.")
     if value < -1:
@@ -66,7 +66,6 @@ def count_or_all(name: str, value: Any) -> None:
 
 @functools.cache
 def field_types(owner: type[Any]) -> dict[str, Any]:
-    """The types of a dataclass's fields."""
     return get_type_hints(owner)
 
 
@@ -103,7 +102,7 @@ def fits(value: Any, kind: Any) -> bool:
 
 
 def described(kind: Any) -> str:
-    """A type in words."""
+    """A type in words, for errors."""
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(described(part) for part in get_args(kind) if part is not NoneType)
     if get_origin(kind) in LISTS:
@@ -115,7 +114,7 @@ def described(kind: Any) -> str:
 
 
 def template_text(name: str, given: str | Path) -> str:
-    """Return a chat template's text: `given` if it has braces, else the contents of that file."""
+    """A chat template's text: `given` if it has braces, else the contents of that file."""
     if isinstance(given, str) and ("{" in given or "\n" in given):
         return given
     if not isinstance(given, (str, Path)):
@@ -127,7 +126,7 @@ def template_text(name: str, given: str | Path) -> str:
 
 
 def engine_functions(name: str, given: Any) -> list[Any] | None:
-    """Functions, classes of processors, or their names, as a list; None for none."""
+    """Logits processors (functions, classes or their names) as a list; None for none."""
     if not given and (given is None or isinstance(given, (list, tuple))):
         return None
     form = f"{name}={given!r:.80}: expected a list of JAX functions f(logits) or f(ids, logits), of"

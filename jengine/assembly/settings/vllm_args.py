@@ -1,8 +1,8 @@
-"""vLLM's engine settings that are no field of EngineArgs: what each one is for, and its default.
+"""vLLM's engine settings without a field in EngineArgs: the feature of each, and its default.
 
-A setting left at vLLM's default, or None, asks for nothing and is accepted; any other value is
-refused with what to use instead, unless it changes no answer (`vllm_tuning`). When a feature is
-built, its settings become fields of EngineArgs and leave this table.
+vLLM's default, or None, is accepted; any other value is refused with what to use instead, unless it
+does not affect outputs (`vllm_tuning`). When a feature is built, its settings become fields of
+EngineArgs and leave this table.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from jengine.errors import ConfigError, UnsupportedFeature
 
 
 class DictKey(NamedTuple):
-    """A key of a setting that is a dict."""
+    """A key of a dict setting."""
 
     setting: str
     key: str
     parse: Callable[[str], Any]  # from a command line
 
 
-# vLLM's name -> what it stands for.
+# vLLM's name -> the key that it sets.
 PARTS = {
     "spec_method": DictKey("speculative_config", "method", str),
     "spec_model": DictKey("speculative_config", "model", str),
@@ -32,7 +32,7 @@ PARTS = {
     "rope_theta": DictKey("hf_overrides", "rope_theta", float),
 }
 
-# feature -> its settings with vLLM's defaults. A list holds several accepted values.
+# feature -> its settings with vLLM's defaults; a list holds several accepted values.
 FEATURES: dict[str, dict[str, Any]] = {
     "quantization": {"quantization_config": None, "kv_cache_dtype_skip_layers": None},
     "LoRA adapters": {
@@ -59,8 +59,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-# what to do instead -> settings of vLLM that will not be built, with the values that ask for
-# nothing.
+# what to use instead -> vLLM's settings that will not be built, with accepted values.
 INSTEAD: dict[str, dict[str, Any]] = {
     "weights are read from safetensors or Orbax folders (load_format)": {"model_weights": ""},
     "a GGUF file tells its own config; for a folder give the entries that differ as hf_overrides": {
@@ -94,13 +93,13 @@ INSTEAD: dict[str, dict[str, Any]] = {
 class VllmSetting(NamedTuple):
     """A setting of vLLM that EngineArgs has no field for."""
 
-    feature: str | None  # that it would change; not built yet
+    feature: str | None  # that it belongs to; not built yet
     instead: str | None  # what to use
-    idle: str | None  # why no value has an effect
-    unused: tuple[Any, ...]  # values that ask for nothing
+    idle: str | None  # why it has no effect
+    unused: tuple[Any, ...]  # accepted values
 
     def asks_for_nothing(self, value: Any) -> bool:
-        """Whether the value is vLLM's default or empty, so that ignoring it changes nothing."""
+        """Whether the value is vLLM's default or empty, so that it can be ignored."""
         empty = isinstance(value, (dict, list, tuple, set)) and not value
         return value is None or empty or value in self.unused
 
@@ -122,8 +121,8 @@ VLLM_SETTINGS = _settings()
 def own_settings(
     owner: str, given: Mapping[str, Any], renamed: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Translate vLLM's settings to EngineArgs' names. Raises for a feature that does not exist
-    here. `renamed`: vLLM's name -> ours."""
+    """Translate vLLM's settings to EngineArgs' names. Raises for unsupported features. `renamed`:
+    vLLM's name -> ours."""
     result: dict[str, Any] = {}
     for name, value in with_parts(owner, given).items():
         executor = named_executor(name, value)
@@ -133,7 +132,7 @@ def own_settings(
             continue
         new = renamed.get(name, name)
         if value is None and new != name:
-            continue  # another name that is not used
+            continue  # unset, beside our name
         if executor is not None:
             new, value = "executor", executor
         if new in result or (new != name and new in given):
@@ -159,9 +158,9 @@ def with_parts(owner: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def named_executor(name: str, value: Any) -> str | None:
-    """The executor that one of vLLM's settings names; None if it names none.
+    """The executor implied by one of vLLM's settings, or None.
 
-    A worker class is an executor's class here, which starts its workers by itself.
+    A worker class names an executor class here, which starts its workers itself.
     """
     if (name, value) == ("distributed_executor_backend", "ray"):
         return value
@@ -174,7 +173,7 @@ def named_executor(name: str, value: Any) -> str | None:
 
 
 def check_use(owner: str, name: str, value: Any) -> None:
-    """Raise unless ignoring the value changes no answer."""
+    """Raise unless the value can be ignored without affecting outputs."""
     setting = VLLM_SETTINGS[name]
     if setting.asks_for_nothing(value):
         return

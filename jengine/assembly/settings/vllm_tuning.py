@@ -1,7 +1,8 @@
-"""vLLM's settings that change no answer: how vLLM's own machinery works, or what only vLLM has.
+"""vLLM's settings that do not affect outputs: tuning of vLLM's internals, or of features that only
+vLLM has.
 
-Scripts for vLLM give them by the dozen, so any value is taken, and the log says once why it has no
-effect here. Values of our own settings by vLLM's names are translated to the nearest meaning.
+vLLM scripts pass many of them, so any value is accepted, and the log says once why it has no
+effect. Values of our settings by vLLM's names are translated to the nearest ones.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-# What the server is told, which engines may be told as well.
+# Settings of the server, which vLLM's engines accept too.
 SERVERS = "it is a setting of the HTTP server (jengine serve)"
-# why there is no effect -> vLLM's settings with its defaults. A list holds several of them.
+# why there is no effect -> vLLM's settings with its defaults; a list holds several.
 WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
     SERVERS: {
         "served_model_name": None, "max_num_queued_reqs": None, "max_num_queued_tokens": None,
@@ -131,7 +132,7 @@ _EXCHANGES = (
     "mori_low_latency", "moonep", "nixl_ep", "flashinfer_all2allv", "flashinfer_nvlink_two_sided",
     "flashinfer_nvlink_one_sided",
 )  # fmt: skip
-# Setting -> vLLM's value -> the nearest of ours.
+# Setting -> vLLM's value -> our nearest value.
 NEAREST: dict[str, dict[Any, Any]] = {
     "attention_backend": dict.fromkeys(_BACKENDS, "auto"),
     "ignore_patterns": {"original/**/*": ["original/**/*"]},
@@ -152,7 +153,7 @@ NEAREST: dict[str, dict[Any, Any]] = {
     "mamba_cache_dtype": dict.fromkeys(("bfloat16", "float16"), "float32"),
     "mamba_ssm_cache_dtype": dict.fromkeys(("bfloat16", "float16"), "float32"),
 }  # fmt: skip
-# Setting -> why keys of vLLM have no effect in it, and these keys.
+# dict setting -> (why vLLM's keys have no effect, these keys).
 IDLE_KEYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "speculative_config": (
         "a draft model has the dtype and the devices of the model, and changes no answer",
@@ -166,7 +167,7 @@ IDLE_KEYS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("enable_multithread_load", "num_threads", "concurrency", "memory_limit", "distributed"),
     ),
     "media_io_kwargs": ("videos are given as frames, of which none is left out", ("video",)),
-    # It may also be a level.
+    # An optimisation level (an int) is accepted as well.
     "compilation_config": ("steps are compiled by XLA, whole", (
     "mode", "level", "debug_dump_path", "compile_cache_save_format", "backend", "custom_ops",
     "ir_enable_torch_wrap", "splitting_ops", "compile_mm_encoder", "cudagraph_mm_encoder",
@@ -208,7 +209,7 @@ def own_compilation(owner: str, given: Any) -> Any:
 
 
 def without_idle_keys(owner: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A setting without the keys of vLLM that have no effect in it."""
+    """The setting without vLLM's keys that have no effect."""
     why, idle = IDLE_KEYS[name]
     for key in given:
         if key in idle:
@@ -229,4 +230,4 @@ def note_idle(owner: str, name: str, value: Any, why: str) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def _note(words: str) -> None:
-    logger.warning("%s", words)  # once: settings are checked in several places
+    logger.warning("%s", words)  # cached: settings are checked repeatedly

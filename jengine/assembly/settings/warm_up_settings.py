@@ -1,4 +1,4 @@
-"""Which programs an engine compiles before it admits requests, as far as settings tell. No jax."""
+"""Which programs are compiled before requests are admitted, as far as settings tell. No jax."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jengine.assembly.settings.values import one_of
 from jengine.errors import ConfigError
 
-# What engines wait for unless something asks for more: the largest step alone.
+# Default: only the largest step.
 USUAL_WAIT = "largest"
 
 

@@ -35,20 +35,21 @@ class WatchArgs:
         "show no progress bars",
         renamed="use_tqdm_on_load", kept_from=CORE | WORKER | RANK | SERVER
     )] = None  # fmt: skip
-    # A folder: the last steps are kept in memory, and written there when a step fails or with
-    # llm.write_recording(). `jengine replay` runs them again. They hold prompts and answers.
+    # A folder: the last steps are kept in memory, and written there when a step fails or by
+    # llm.write_recording(); `jengine replay` runs them again. Recordings contain prompts and
+    # outputs.
     flight_recorder: Annotated[str | Path | None, Setting(
         "folder for recordings of steps, which hold prompts and answers", kept_from=WORKER
     )] = None  # fmt: skip
     flight_recorder_steps: Annotated[int, Setting(
         "steps that a recording holds at most", size=True, kept_from=WORKER
     )] = 1024  # fmt: skip
-    # Where start_profile() writes: {"profiler": "jax", "dir": folder}.
+    # start_profile() writes there: {"profiler": "jax", "dir": folder}.
     profiler_config: Annotated[Mapping[str, Any] | None, Setting(check=check_profiler)] = None
 
     @property
     def measured_blocks(self) -> float:
-        """The share of KV cache blocks whose stay is measured."""
+        """Share of KV cache blocks whose residency is measured."""
         return self.kv_cache_metrics_sample if self.kv_cache_metrics else 0.0
 
     @property
@@ -60,7 +61,7 @@ class WatchArgs:
 
 @dataclass(frozen=True)
 class WatchSettings:
-    """Settings of progress display and of the flight recorder."""
+    """Progress display and flight recorder."""
 
     show_progress: bool | None
     flight_recorder: str | Path | None

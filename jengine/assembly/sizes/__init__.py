@@ -1,1 +1,1 @@
-"""How large steps and caches are: from settings and the device to shapes."""
+"""Sizes of steps and caches, from settings and the device."""

@@ -4,9 +4,9 @@ shape.
 In: the user's settings, the model's config and the devices. Out: whether one shape is needed.
 
 The CPU kernels are batch-invariant: matmuls, norms and attention sum in one order, and so do the
-reductions over rows of logits (`sampling/row_operations.py`) and of a router; everything else that
-XLA computes there is elementwise. `deterministic=True` then only makes this a guarantee. On other
-devices every token runs as a decode row of one shape.
+reductions over rows of logits (`sampling/row_operations.py`) and of a router; what XLA computes
+besides is elementwise. There `deterministic=True` only enforces it. On other devices every token
+runs as a decode row of one shape.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def needs_one_segment(asked: StepSettings, config: ModelConfig, devices: int = 1) -> bool:
-    """Whether deterministic mode has to run every token in one shape. `devices` of one replica."""
+    """Whether deterministic mode has to run every token in one shape. `devices`: per replica."""
     if not asked.deterministic:
         return False
     why = batch_dependence(asked, config, devices)
@@ -35,7 +35,7 @@ def needs_one_segment(asked: StepSettings, config: ModelConfig, devices: int = 1
 
 
 def batch_dependence(asked: StepSettings, config: ModelConfig, devices: int) -> str | None:
-    """Why a row's bits may depend on the rest of the batch, or None."""
+    """Why a row's bits may depend on the rest of the batch; None if they do not."""
     backend, _ = available_backend(asked.attention_backend, config.groups)
     if backend not in BATCH_INVARIANT:
         return f"matmuls and attention run on {backend}, which rounds differently in each shape"
@@ -55,7 +55,7 @@ def batch_dependence(asked: StepSettings, config: ModelConfig, devices: int) -> 
 
 
 def in_kernels(asked: StepSettings, quantization: Quantization) -> bool:
-    """Whether the CPU kernels multiply by all weights of these formats."""
+    """Whether CPU kernels multiply all weights of these formats."""
     formats = [stored.weights for _, stored in quantization.groups]
     return asked.pack_weights is not False and all(
         kernels_take(one) and (one.group is None or one.group % 2 == 0) for one in formats

@@ -1,5 +1,5 @@
-"""Sizes of the encoder of images, audio or text: its output array on the device, and its programs'
-inputs. Refuses settings that it cannot be combined with.
+"""Sizes for an encoder of images, audio or text: its output array on the device, and its programs.
+Refuses settings that do not support one.
 
 In: settings and the model's config. Out: numbers for the scheduler and the runner.
 """
@@ -19,13 +19,13 @@ from jengine.models.stages import stage_layout
 
 USUAL_TOKENS = 8192
 SMALLEST_RUN = 256  # patches
-SMALLEST_TEXT = 64  # tokens of texts that an encoder takes at once
-USUAL_SOURCES = 8  # audio or texts whose keys and values the device keeps
+SMALLEST_TEXT = 64  # tokens per run of a text encoder
+USUAL_SOURCES = 8  # audio or texts whose keys and values are kept on the device
 
 
 def encoder_tokens(asked: Groups, config: ModelConfig, max_model_len: int) -> int:
-    """Rows of the encoder's array on the device: image embeddings, or positions of audio or text; 0
-    without an encoder."""
+    """Rows of the encoder's output array on the device: image embeddings, or positions of audio or
+    text; 0 without an encoder."""
     cross = config.cross_encoder
     if config.vision is None and cross is None:
         return 0
@@ -51,7 +51,7 @@ def takes_images(asked: MediaSettings, config: ModelConfig) -> bool:
 
 
 def tokens_of_one(config: ModelConfig) -> int:
-    """Minimum rows of the encoder's array: one image or audio, where all have one size, or the
+    """Minimum rows of the encoder's output array: one image of fixed size, one audio, or the
     longest text."""
     vision, cross = config.vision, config.cross_encoder
     if cross is not None:
@@ -61,17 +61,17 @@ def tokens_of_one(config: ModelConfig) -> int:
 
 
 def patch_sizes(asked: StepSettings, config: ModelConfig, tokens: int) -> tuple[int, ...]:
-    """Compiled encoder sizes: in patches up to all kept embeddings, or in tokens up to the longest
-    text."""
+    """Compiled encoder sizes: in patches, up to all of the output array, or in tokens, up to the
+    longest text."""
     vision, text = config.vision, config.source_encoder
     if config.speech is not None:
-        return (config.speech.positions,)  # all audio has one length
+        return (config.speech.positions,)  # all audio is padded to one length
     if text is not None:
         what = f"{text.positions} or more, the tokens of the longest text"
         return encoder_ladder(asked, 1, text.positions, SMALLEST_TEXT, what)
     if vision is None:
         return ()
-    # The largest run holds an image of all tokens; class vectors come on top.
+    # The largest run fills the output array; class tokens are extra.
     each = vision.merger.patches
     most = tokens * each
     if vision.class_vector:
@@ -83,7 +83,7 @@ def patch_sizes(asked: StepSettings, config: ModelConfig, tokens: int) -> tuple[
 def encoder_ladder(
     asked: StepSettings, each: int, most: int, smallest: int, what: str
 ) -> tuple[int, ...]:
-    """Return encoder sizes up to `most`: the user's, or doubling multiples of `each`. `what`
+    """Compiled encoder sizes up to `most`: the user's, or doubling multiples of `each`. `what`
     describes `most` in errors."""
     given = asked.compilation.get("patch_sizes")
     if given is None:
@@ -132,8 +132,7 @@ def refuse_beside_images(
 
 
 def refused_stages(config: ModelConfig, stages: int) -> dict[str, bool]:
-    """What pipeline stages do not support beside an encoder, by display name -> whether it is
-    asked for."""
+    """Features beside an encoder that pipeline stages do not support -> whether each is in use."""
     name, first = f"pipeline_parallel_size={stages}", stage_layout(config, stages).stages[0]
     deep = 0 if config.vision is None else len(config.vision.deep_layers)
     has = sum(layer is not None for layer in first)
@@ -145,7 +144,7 @@ def refused_stages(config: ModelConfig, stages: int) -> dict[str, bool]:
 
 
 def refused_across(asked: Groups, config: ModelConfig) -> dict[str, bool]:
-    """Features that cross attention does not support, by display name -> whether each is in use."""
+    """Features that cross attention does not support -> whether each is in use."""
     drafts = asked.schedule.drafts
     return {
         "speculative_config with a model that drafts": bool(drafts and drafts.model),

@@ -1,6 +1,6 @@
-"""The ladders of compiled sizes: the default ones, with the user's in place of single ladders.
+"""Ladders of compiled sizes: defaults, with the user's in place of single ones.
 
-In: limits of a step and `compilation_config`. Out: Ladders that hold every step.
+In: limits of a step and `compilation_config`. Out: Ladders that cover every step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jengine.runner.variants.buckets import FirstRungs, Ladders, StepShapes, def
 def ladders_for(
     schedule: ScheduleConfig, shapes: StepShapes, compilation: Mapping[str, Any], first: FirstRungs
 ) -> Ladders:
-    """The ladders of an engine; `first` are the lowest rungs of the default ones."""
+    """The ladders of an engine; `first` are the defaults' lowest rungs."""
     ladders = default_ladders(
         schedule.max_num_seqs,
         schedule.max_num_batched_tokens,
@@ -72,7 +72,7 @@ def context_parallel_ladders(ladders: Ladders, ways: int, tile: int) -> Ladders:
 
 
 def rungs(name: str, given: Any) -> tuple[int, ...]:
-    """A ladder of the user's, checked to be a list of integers."""
+    """A user's ladder, checked to be a list of integers."""
     if not isinstance(given, (list, tuple)) or any(type(item) is not int for item in given):
         raise ConfigError(f"compilation_config[{name!r}]={given!r}: expected a list of integers.")
     return tuple(given)

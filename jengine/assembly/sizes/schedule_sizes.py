@@ -1,6 +1,6 @@
-"""Limits of a step and of the requests that run at once.
+"""Limits of a step and of concurrent requests.
 
-In: what the user asked for, the model's config and the device's defaults. Out: a ScheduleConfig.
+In: the user's settings, the model's config and the device's defaults. Out: a ScheduleConfig.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from pallas_kernels.decode_attention import CASCADING, least_shared
 from pallas_kernels.prefill_attention import JOINING, tokens_of_tile
 
 logger = logging.getLogger(__name__)
-# Default size of the sampler's pool of penalties, biases and masks, and the fewest rows it has: a
-# row takes about 1 MB with a vocabulary of 128,000.
+# Default memory for sampler state (penalties, biases, masks), and its minimum rows; a row takes
+# about 1 MB with a vocabulary of 128,000.
 SAMPLER_POOL_BYTES = 264 * 1024**2
 FEWEST_ADJUSTED = 8
-# Prompts that a pooling model runs at once: no state of theirs is large.
+# Concurrent prompts of a pooling model, which have little state.
 POOLED_ROWS = 64
 
 
@@ -48,10 +48,10 @@ def schedule_config(
     devices: int = 1,
     stages: int | None = None,
 ) -> ScheduleConfig:
-    """Limits of a step. `defaults` are the device's; None: those of the device that JAX uses.
+    """Limits of a step. `defaults` None: those of JAX's default backend.
 
-    `penalises`: requests have penalties unless they say otherwise. `devices`: of one replica.
-    `stages`: of the pipeline; None: as the arguments say.
+    `penalises`: the generation config gives requests penalties. `devices`: per replica. `stages`:
+    of the pipeline; None: by the settings.
     """
     one_segment = needs_one_segment(asked.steps, config, devices)
     joins = joins_tiles(asked, config, defaults, stages or asked.parallel.pipeline_parallel_size)
@@ -121,8 +121,8 @@ def refuse_for_pooling(asked: Groups, *, one_segment: bool) -> None:
 
 
 def _adjusted_seqs(asked: StepSettings, rows: int, penalises: bool, row_size: int) -> int:
-    """Most concurrent requests with penalties, biases or masks, whose state takes `row_size` bytes
-    each: all rows if that fits the sampler pool or `penalises` is set."""
+    """Maximum concurrent requests with penalties, biases or masks, whose state takes `row_size`
+    bytes each: all rows if that fits the sampler pool or `penalises` is set."""
     given = asked.compilation.get("max_adjusted_seqs")
     if given is not None:
         if type(given) is not int or given < 1:
@@ -141,7 +141,7 @@ def _adjusted_seqs(asked: StepSettings, rows: int, penalises: bool, row_size: in
 
 
 def _steps_at_once(asked: ScheduleSettings, one_segment: bool) -> int:
-    """Return the validated number of decode steps per device call."""
+    """Validated number of decode steps per device call."""
     steps = asked.num_scheduler_steps
     if type(steps) is not int or steps < 1:
         raise ConfigError(f"num_scheduler_steps={steps!r}: expected an integer of at least 1.")
@@ -154,8 +154,8 @@ def _steps_at_once(asked: ScheduleSettings, one_segment: bool) -> int:
 
 
 def prefill_tile(config: ModelConfig, defaults: DeviceDefaults) -> int:
-    """Tokens that prefill attention takes at once; chunks are rounded up to them, or to parts of
-    them where it joins tiles."""
+    """Tile length of prefill attention, to which chunks are padded (if tiles are joined, to parts
+    of it)."""
     if not defaults.full_tiles:
         return SHORTEST_TILE
     return max(SHORTEST_TILE, *(tokens_of_tile(layer.mixer.group) for layer in config.layers))
@@ -164,22 +164,22 @@ def prefill_tile(config: ModelConfig, defaults: DeviceDefaults) -> int:
 def joins_tiles(
     asked: Groups, config: ModelConfig, defaults: DeviceDefaults | None, stages: int | None
 ) -> bool:
-    """Whether attention joins short tiles of prompt tokens. In a pipeline each tile has a block
-    table in the packed input, so there tiles are long; so they are with recurrent layers, which
-    pass a state from tile to tile, and where neighbouring tiles are on different devices."""
+    """Whether attention joins short tiles of prefill tokens. Not in pipelines, where each tile has
+    a block table in the packed input; nor with recurrent layers, which pass a state from tile to
+    tile; nor if neighbouring tiles are on different devices."""
     if (
         (stages or 1) > 1
         or config.has_recurrent
         or asked.parallel.prefill_context_parallel_size > 1
     ):
         return False
-    # Short prompts of encoders would be padding for the most part in long tiles.
+    # In long tiles, short prompts of encoders would be mostly padding.
     by_itself = ("cpu",) if config.sees_ahead else ()
     return attention_is_of((*JOINING, *by_itself), asked.steps, config, defaults)
 
 
 def shared_blocks(asked: Groups, config: ModelConfig, defaults: DeviceDefaults | None) -> int:
-    """Leading blocks that decode rows must share for cascade attention; 0: never used."""
+    """Minimum common prefix of decode rows for cascade attention, in blocks; 0: never used."""
     if asked.steps.deterministic or asked.steps.disable_cascade_attn:
         return 0
     if not attention_is_of(CASCADING, asked.steps, config, defaults):
@@ -190,8 +190,8 @@ def shared_blocks(asked: Groups, config: ModelConfig, defaults: DeviceDefaults |
 def attention_is_of(
     names: Sequence[str], asked: StepSettings, config: ModelConfig, defaults: DeviceDefaults | None
 ) -> bool:
-    """Whether attention uses one of these GPU implementations."""
-    if defaults is not None:  # of a device that need not be here
+    """Whether attention uses one of these implementations."""
+    if defaults is not None:  # the device may be absent
         wanted = asked.attention_backend
         return defaults.full_tiles and BASES.get(wanted, wanted) in ("auto", *names)
     return available_backend(asked.attention_backend, config.groups)[0] in names
@@ -200,8 +200,8 @@ def attention_is_of(
 def _batched_tokens(
     asked: Groups, rows: int, max_model_len: int, tile: int, usual: int, *, chunked: bool
 ) -> int:
-    """The token budget of a step. Room for one tile beside all decode rows, so that a full engine
-    still takes prompts in."""
+    """Token budget of a step. Always has room for one tile beside all decode rows, so that prefill
+    continues in a full engine."""
     rounded_length = -(-max_model_len // tile) * tile
     least = rows + tile
     if asked.schedule.max_num_batched_tokens:
@@ -217,9 +217,9 @@ def _batched_tokens(
                         given, least, rows, tile)  # fmt: skip
         return max(given, least)
     if not chunked:
-        # A model that needs whole prompts still has steps of the usual size.
+        # Models that need whole prompts have steps of the default size too.
         return max(rounded_length, least, usual if asked.schedule.enable_chunked_prefill else 0)
     ladder = asked.steps.compilation.get("prefill_tokens")
-    if ladder:  # a ladder of the user's own says how large a step may be
+    if ladder:  # the user's ladder limits the size of a step
         return max(rungs("prefill_tokens", ladder)[-1], least)
     return max(min(usual, rounded_length), least)

@@ -1,4 +1,4 @@
-"""The step's part of LoRA adapters: sizes of their arrays, and the variants that take them."""
+"""LoRA in steps: sizes of the adapter arrays, and program variants with adapters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def adapter_config(asked: Groups, config: ModelConfig) -> AdapterConfig | None:
 
 
 def adapts_head(adapters: AdapterConfig | None, config: ModelConfig) -> bool:
-    """Whether adapters may change the output head. It needs programs of its own then."""
+    """Whether adapters may change the output head, which takes separate programs."""
     if adapters is None:
         return False
     places = wanted_places(places_of(config), adapters.modules)
@@ -34,7 +34,7 @@ def adapts_head(adapters: AdapterConfig | None, config: ModelConfig) -> bool:
 
 
 def refuse_moving_experts(config: ModelConfig, modules: Sequence[str] | None) -> None:
-    """Raise for adapters of experts that move between devices."""
+    """Raise for adapters of experts under expert load balancing."""
     places = wanted_places(places_of(config), modules)
     adapted = {name.rpartition(".")[2] for name, own in places.items() if own[0].group is not None}
     if adapted:
@@ -46,7 +46,7 @@ def refuse_moving_experts(config: ModelConfig, modules: Sequence[str] | None) ->
 
 
 def with_adapted(known: Mapping[str, Features], wanted: Sequence[str]) -> tuple[str, ...]:
-    """Add variants with adapters to the wanted ones: of the plain ones, and of the most capable
+    """Add variants with adapters: of the plain ones among the wanted, and of the most capable
     one."""
     common = [name for name in wanted if name in known and known[name].is_plain]
     last = [name for name in known if name in wanted][-1:]

@@ -1,8 +1,7 @@
-"""Whether steps return the experts of each token, in which form, and whether experts are
-rebalanced.
+"""Whether steps return each token's experts, and whether experts are rebalanced.
 
-In: what the user asked for, and the model's config. Out: a ChosenExperts, what is put around an
-executor, or an error.
+In: the user's settings, and the model's config. Out: a ChosenExperts, an executor wrapper, or an
+error.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MOST_IN_A_BYTE = 256
 def chosen_experts(
     asked: Groups, config: ModelConfig, schedule: ScheduleConfig, stages: int
 ) -> ChosenExperts | None:
-    """The experts that steps return for each token; None: they return none."""
+    """How steps return each token's experts; None: they do not."""
     if not (asked.steps.enable_return_routed_experts or asked.parallel.expert_balance is not None):
         return None
     blocks = [layer.ffn for layer in config.layers if isinstance(layer.ffn, ExpertsConfig)]
@@ -37,7 +36,7 @@ def chosen_experts(
     others = {
         f"pipeline_parallel_size={stages}": stages > 1,
         f"num_scheduler_steps={schedule.num_scheduler_steps}": schedule.num_scheduler_steps > 1,
-        # They bring blocks back without what steps have said of their tokens.
+        # Loaded blocks come without the records of their tokens' experts.
         "copies of KV blocks outside of the device": returned and asked.cache.transfers is not None,
     }
     refuse_together("enable_return_routed_experts" if returned else "enable_eplb", others)

@@ -1,15 +1,15 @@
-"""Which programs steps have: compiled sizes, and variants compiled in warm-up or when needed.
+"""The programs of steps: compiled sizes, and variants compiled in warm-up or when first needed.
 
-In: what the user asked for, the model's config, the limits of a step and its shapes. Out: a
+In: the user's settings, the model's config, the limits of a step and its shapes. Out: a
 StepPrograms, or an error about compilation_config.
 
-Who wants the same answer again waits for all programs. Programs of different sizes round
-differently, so until warm-up is complete an answer may depend on timing where two tokens are nearly
-tied, also a greedy one and one of a request with its own seed (whose noise is the same). An engine
-that is given `seed=`, or `compilation_config={"wait_for": "all"}`, admits requests when every
-program is compiled; so do engines of several processes, which must all run the same programs,
-strict ones, and those of multi-step decode. `seed=` waits for nothing where every program gives the
-same bits, as in deterministic mode and with the CPU's kernels. `llm.wait_until_warm()` waits later.
+Reproducible outputs need all programs. Programs of different sizes round differently, so until
+warm-up is complete an output may depend on timing where two tokens are nearly tied, even a greedy
+one or one of a request with its own seed (whose noise is the same). Engines with `seed=` or
+`compilation_config={"wait_for": "all"}` admit requests when every program is compiled; so do
+multi-process engines, which must all run the same programs, strict ones, and those of multi-step
+decode. `seed=` does not wait if all programs give the same bits, as in deterministic mode and with
+the CPU kernels. `llm.wait_until_warm()` waits later.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jengine.runner.variants.features import (
     with_drafts,
 )
 
-# The variants that can do more than sample from the model's own logits.
+# Variants that do more than sample from the model's logits.
 CAPABLE = ("adjusted", "full", "scored")
 
 
@@ -56,7 +56,7 @@ def step_programs(
     penalises: bool,
 ) -> StepPrograms:
     """The programs of steps. `adapted`: requests may have LoRA adapters, `adapts_head`: of the
-    output head too. `penalises`: requests have penalties unless they say otherwise."""
+    output head too. `penalises`: the generation config gives requests penalties."""
     compilation, most = asked.steps.compilation, asked.steps.max_logprobs
     most = config.vocab_size if most < 0 else min(most, config.vocab_size)
     known = variants(
@@ -71,7 +71,7 @@ def step_programs(
         ladders, asked.parallel.prefill_context_parallel_size, shapes.prefill_tile
     )
     usual = tuple(known) if asked.steps.strict else usual_variants(defaults.variants, penalises)
-    if shapes.chained:  # sampling compiles no model, so every request finds its programs
+    if shapes.chained:  # here sampling is compiled without the model, so all its variants are cheap
         usual = tuple(dict.fromkeys((*usual, *CAPABLE)))
     if config.pooling is not None:
         return StepPrograms(pooling_ladders(ladders), (Features(),), ())
@@ -82,7 +82,7 @@ def step_programs(
 
 
 def pooling_ladders(ladders: Ladders) -> Ladders:
-    """Sizes of steps that only run prompts."""
+    """Ladders of prefill-only steps."""
     tokens = tuple(size for size in ladders.prefill_tokens if size >= SHORTEST_TILE)
     tokens = tokens or ladders.prefill_tokens[-1:]
     return replace(
@@ -94,15 +94,15 @@ def pooling_ladders(ladders: Ladders) -> Ladders:
 
 
 def usual_variants(variants: tuple[str, ...], penalises: bool) -> tuple[str, ...]:
-    """The common variants of a model. If its generation config gives every request penalties, they
-    are the adjusted variant and those that cover it."""
+    """The default variants. If the generation config gives requests penalties: the adjusted variant
+    and those that cover it."""
     if not penalises:
         return variants
     return tuple(dict.fromkeys(("adjusted", *(one for one in variants if one in CAPABLE))))
 
 
 def with_drafted(known: dict[str, Features], wanted: Sequence[str]) -> tuple[str, ...]:
-    """The wanted variants, then their forms for steps with drafts, where they have one."""
+    """The wanted variants, then their speculative forms, if any."""
     drafted = map(with_drafts, wanted)
     return (*wanted, *(name for name in drafted if name in known and name not in wanted))
 
@@ -113,8 +113,8 @@ def one_program(
     known: dict[str, Features],
     compilation: Mapping[str, Any],
 ) -> StepPrograms:
-    """Deterministic mode: one bucket and the variant that can do everything, so that all numbers
-    come out of the same program."""
+    """Deterministic mode: one bucket and the most capable variant, so that all outputs come from
+    the same program."""
     harmless = {"cache_dir", "max_adjusted_seqs", "encoder_tokens", "patch_sizes", "wait_for",
                 "capture_collectives", "matmuls", "short_graphs"}  # fmt: skip
     fixed = [name for name in compilation if name not in harmless]

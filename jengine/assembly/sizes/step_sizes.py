@@ -1,6 +1,6 @@
 """The runner's settings: shapes, and how much cache is useful; `step_programs` has the programs.
 
-In: what the user asked for, the model's config and the limits of a step. Out: a RunnerConfig.
+In: the user's settings, the model's config and the limits of a step. Out: a RunnerConfig.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def runner_config(
     same_bits: bool = False,
     drafter_specs: tuple[CacheSpec, ...] = (),
 ) -> RunnerConfig:
-    """The runner's settings. `penalises`: requests have penalties unless they say otherwise.
-    `same_bits`: kernels give a row the same bits in any program. `drafter_specs`: what the layers
-    of the model that drafts keep of a token."""
+    """The runner's settings. `penalises`: the generation config gives requests penalties.
+    `same_bits`: a row's bits do not depend on the program. `drafter_specs`: cache specs of the
+    drafter's layers."""
     defaults = defaults or device_defaults()
     refuse_several_steps(schedule, stages)
     refuse_beside_images(asked, config, schedule, stages)
@@ -98,9 +98,8 @@ def runner_config(
 def cache_demands(
     schedule: ScheduleConfig, shapes: StepShapes, stages: int
 ) -> tuple[tuple[int, int], ...]:
-    """The blocks of each cache group that the rows of a full step may need, and those that one
-    request needs."""
-    # A window moves on when a step has been read, so chunks in flight hold blocks as well.
+    """Per cache group: blocks that a full step may need, and those that one request needs."""
+    # A window advances when a step has been read, so chunks in flight hold blocks as well.
     in_flight = (OVERLAP_DEPTH + stages) * max(
         schedule.max_num_batched_tokens, schedule.num_scheduler_steps
     )
@@ -120,7 +119,7 @@ def cache_demands(
 
 
 def refuse_several_steps(schedule: ScheduleConfig, stages: int) -> None:
-    """Raise for several steps in one call of a pipeline."""
+    """Raise for multi-step decode in a pipeline."""
     if stages > 1 and schedule.num_scheduler_steps > 1:
         raise UnsupportedFeature(
             f"num_scheduler_steps={schedule.num_scheduler_steps} with {stages} pipeline stages: "
@@ -148,7 +147,7 @@ def embeds_width(asked: Groups, config: ModelConfig) -> int:
 def splitting_processors(
     asked: Groups, schedule: ScheduleConfig
 ) -> tuple[type[LogitsProcessor], ...]:
-    """The processors that run on the host, between two halves of each step."""
+    """Host-side processors, which split each step in two halves."""
     found = host_processors(asked.steps.logits_processors)
     others = {
         "joint_replicas": asked.parallel.joint_replicas,
@@ -172,7 +171,7 @@ def step_shapes(
     drafter_specs: tuple[CacheSpec, ...],
 ) -> StepShapes:
     """Shapes common to all buckets."""
-    # A stage's slots are built like the first layers of the model.
+    # A stage's slots have the configs of the model's first layers.
     own_specs = config.layer_specs[: stage_layout(config, stages).num_slots]
     drafting = tuple((spec,) for spec in drafter_specs)
     block_size = block_tokens(asked)
@@ -197,7 +196,7 @@ def step_shapes(
         max_adjusted=schedule.sampler_rows,
         packed_tables=stages > 1,
         most_drafts=schedule.most_drafts,
-        # Those of the step, and of each step that may be in flight.
+        # Of the running step, and of each step in flight.
         draft_window=0 if on_device else schedule.most_drafts * (1 + OVERLAP_DEPTH),
         makes_drafts=on_device,
         lookahead=lookahead,
@@ -206,7 +205,7 @@ def step_shapes(
         adapter_slots=schedule.max_loras,
         uncached=cache_dtype(config.dtype, attention).name,
         experts=chosen_experts(asked, config, schedule, stages),
-        # States of recurrent layers cannot forget drafts: they wait for what is sampled.
+        # Recurrent states cannot be rolled back: accepted tokens are run again.
         chained=not (schedule.most_drafts and config.has_recurrent),
         pooling="" if config.pooling is None else config.pooling.pooled_as,
         most_ahead=0 if config.vision is None else config.vision.most_ahead,
@@ -216,7 +215,7 @@ def step_shapes(
 def refuse_drafts(
     schedule: ScheduleConfig, stages: int, drafter_specs: tuple[CacheSpec, ...]
 ) -> None:
-    """Raise for what drafts cannot be combined with."""
+    """Raise for features that speculative decoding does not support."""
     if not schedule.most_drafts:
         return
     others = {
@@ -238,7 +237,7 @@ def refuse_drafts(
 def with_sizes(
     schedule: ScheduleConfig, ladders: Ladders, defaults: DeviceDefaults | None = None
 ) -> ScheduleConfig:
-    """The limits of a step, with compiled sizes, and with those at which prompts may be cut."""
+    """Add compiled sizes to the limits of a step, and those at which prefill chunks may be cut."""
     defaults = defaults or device_defaults()
     schedule = replace(schedule, decode_sizes=ladders.decode_rows)
     if not (defaults.cut_prompts and schedule.enable_chunked_prefill):
@@ -246,9 +245,9 @@ def with_sizes(
     return replace(schedule, prefill_sizes=ladders.prefill_tokens, full_step=ladders.full_step)
 
 
-# Tokens between kept states by default. A prompt longer than this takes one step more.
+# Default distance of snapshots in tokens. A longer prompt takes one step more.
 SNAPSHOT_EVERY = 256
-# Kept states for each running request for which there is to be room.
+# Snapshots per running request for which the cache has room.
 KEPT_FOR_EACH = 2
 
 
@@ -277,5 +276,5 @@ def with_snapshots(
 
 
 def kept_states(spec: CacheSpec) -> int:
-    """Units of a group that are useful for each request beside those that it needs."""
+    """State slots of a group useful per request, beside those that it needs."""
     return KEPT_FOR_EACH if spec.snapshot_every is not None else 0

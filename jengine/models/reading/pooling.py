@@ -82,7 +82,8 @@ def pools_by_name(architecture: str) -> bool:
 def read_pooling(
     hf: Mapping[str, object], config: ModelConfig, facts: PoolingFacts, own: OwnPooling | None
 ) -> PoolingConfig:
-    """Combine all sources into the model's pooling. Raises CheckpointError."""
+    """Combine all sources into the model's pooling. Raises CheckpointError, or ConfigError for the
+    user's settings."""
     fields, architecture, user = Fields(hf), config.architecture, facts.user
     convert = converted(architecture, facts.convert)
     labels = label_names(fields, architecture) if convert == "classify" else ()

@@ -205,7 +205,8 @@ class _ValueReader:
         return Texts(self.file, start, count)
 
     def skip(self, size: int) -> None:
-        """Skip bytes. Raises CheckpointError at the end of the file."""
+        """Skip bytes. Raises CheckpointError at the end of the file, NotArrived at that of the
+        download."""
         if size > self.size - self.at:
             raise self.refuse(f"{size} bytes are missing at its end")
         if size > self.arrived - self.at:
