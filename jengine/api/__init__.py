@@ -1,1 +1,1 @@
-"""What users hold: LLM, AsyncLLM, generate(), arrays and taps."""
+"""The Python API: LLM, AsyncLLM, generate(), array functions and taps."""

@@ -1,7 +1,7 @@
-"""The stream of one request's outputs, as asyncio programs read it. No jax.
+"""The output stream of one request for asyncio programs. No jax.
 
-In: a way to submit the request. Out: outputs as they grow. A stream that is closed, dropped or
-cancelled ends its request.
+In: a function that submits the request. Out: outputs as they grow. Closing, dropping or cancelling
+a stream aborts its request.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ class StreamReader:
 
 
 Submit = Callable[[StreamReader], Answer]
-# Work that may take seconds, such as compiling a grammar. It runs in a thread before `Submit`, for
-# which all requests share one.
+# Slow work, such as compiling a grammar, that runs in a thread of its own before `Submit`, which
+# runs on the shared input thread.
 Prepare = Callable[[], object]
 
 
 def wake(answers: Iterable[Answer]) -> None:
-    """Wake the readers of answers that have something new."""
+    """Wake the readers of answers with new output."""
     for answer in answers:
         answer.reader.event.set()
 
 
 class AnswerStream(AsyncGenerator[RequestOutput, None]):
-    """The outputs of one request as they grow. The request is made when the first is asked for.
+    """The outputs of one request as they grow. The request is submitted at the first read.
 
-    Dropping the stream, closing it, or cancelling its reader ends the request at once: an async
+    Dropping or closing the stream, or cancelling its reader, aborts the request at once: an async
     generator would wait until its event loop runs its finalizer.
     """
 
@@ -100,7 +100,7 @@ class AnswerStream(AsyncGenerator[RequestOutput, None]):
             raise
 
     def _forget(self, entered: Future[Answer]) -> None:
-        """End a request whose reader left while it was being made."""
+        """Abort a request whose reader was cancelled while it was being submitted."""
         if not entered.cancelled() and entered.exception() is None:
             self._requests.discard(entered.result())
 

@@ -1,8 +1,8 @@
 """Answers prompts in the caller's thread, with progress bars.
 
-In: prompts and parameters as `LLM` is given them. Out: outputs, all at once or as they grow.
-A batch exists before its first request is queued and records each of them, so its requests can be
-ended whatever is raised meanwhile, Ctrl-C included.
+In: prompts and parameters as given to `LLM`. Out: outputs, all at once or as they grow. A batch
+exists before its first request is queued and records each, so that any exception, Ctrl-C included,
+can abort all of them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Answering:
         taps: int | Sequence[int] = 0,
         lora_request: Loras = None,
     ) -> list[RequestOutput]:
-        """Run the engine until all prompts are answered; outputs in the order of the prompts."""
+        """Run the engine until all prompts are answered. Returns outputs in the order of the
+        prompts."""
         self.batches.check_running()
         batch = RequestBatch()
         try:
@@ -55,7 +56,8 @@ class Answering:
     def stream(
         self, prompts: Any, sampling_params: Params, lora_request: Loras = None
     ) -> Generator[RequestOutput]:
-        """Queue prompts now; their outputs as they grow. Leaving the loop aborts the rest."""
+        """Queue prompts now, and yield their outputs as they grow. Closing the generator aborts the
+        rest."""
         self.batches.check_running()
         batch = RequestBatch()
         try:
@@ -75,7 +77,7 @@ class Answering:
         priority: int | Sequence[int] | None = None,
         lora_request: Loras = None,
     ) -> list[str]:
-        """Queue prompts for `complete_queued`; the ids of the requests."""
+        """Queue prompts for `complete_queued`. Returns the request ids."""
         batch = RequestBatch()
         try:
             self._submit(

@@ -1,4 +1,4 @@
-"""Arguments of `generate` and `chat` as lists, one item per prompt. No jax.
+"""Normalises arguments of `generate` and `chat` to lists, one item per prompt. No jax.
 
 In: prompts, messages and parameters as users write them. Out: lists, or an error that says what was
 expected.
@@ -17,7 +17,7 @@ from jengine.sampling_params import RequestOutputKind, SamplingParams
 AnyParams = SamplingParams | PoolingParams
 Params = AnyParams | Sequence[AnyParams] | None
 Loras = LoRARequest | Sequence[LoRARequest | None] | None
-# Arguments that one method has, and others of vLLM's might be given.
+# vLLM arguments that only AsyncLLM.generate takes.
 OF_ASYNC_GENERATE = ("trace_headers", "data_parallel_rank")
 CHAT_OPTIONS = (
     "chat_template",
@@ -56,7 +56,7 @@ def refuse_others(owner: str, given: Mapping[str, Any], known: Iterable[str] = (
 def chat_options(
     owner: str, given: Mapping[str, Any], in_order: Sequence[Any] = ()
 ) -> dict[str, Any]:
-    """The options of chat templates, given by name or in the order of vLLM's signature."""
+    """Options of chat templates, given by name or in the order of vLLM's signature."""
     if len(in_order) > len(CHAT_OPTIONS):
         raise TypeError(
             f"{owner} got {len(in_order)} positional options; it knows {', '.join(CHAT_OPTIONS)}."
@@ -86,14 +86,14 @@ def as_list(prompts: Any) -> list[Any]:
 
 
 def with_media_options(prompts: Any, options: Mapping[str, Any] | None) -> Any:
-    """The prompts with these options for the model's processor, unless they name their own."""
+    """Add `mm_processor_kwargs` to prompts that do not set their own."""
     if options is None:
         return prompts
     return [{"mm_processor_kwargs": options, **as_mapping(one)} for one in as_list(prompts)]
 
 
 def as_mapping(prompt: Any) -> Mapping[str, Any]:
-    """The prompt as a dict, a TextPrompt or TokensPrompt."""
+    """The prompt as a TextPrompt or TokensPrompt dict."""
     if isinstance(prompt, Mapping):
         return prompt
     return {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
@@ -120,7 +120,7 @@ def spread(name: str, given: Any, count: int) -> list[Any]:
 
 
 def final_only(params: AnyParams) -> AnyParams:
-    """The parameters with `output_kind=FINAL_ONLY`: no intermediate outputs are made."""
+    """The parameters with `output_kind=FINAL_ONLY`, so that no intermediate outputs are made."""
     if not isinstance(params, SamplingParams):
-        return params  # the input processor says what is wrong with it
+        return params  # refused by the input processor
     return params.settled(output_kind=RequestOutputKind.FINAL_ONLY)

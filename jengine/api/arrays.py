@@ -1,7 +1,6 @@
-"""Arrays in, arrays out: scoring given tokens, and generating from arrays of tokens.
+"""Array functions for training loops: scoring given tokens, and generating from arrays of tokens.
 
-For training loops, which work with padded arrays and keys. The rows run as ordinary requests, with
-the same steps and KV cache.
+Rows run as ordinary requests, with the same steps and KV cache.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Tokenize = Callable[[str], list[int]]
 class GenerateResult(NamedTuple):
     """Answers as padded arrays."""
 
-    # B is the number of rows given, times n: the n answers of a row are next to each other.
+    # B: rows given times n; the n answers of a row are adjacent.
     tokens: jax.Array  # i32 [B, longest answer]; 0 beyond an answer's length
     lengths: jax.Array  # i32 [B]
     logprobs: jax.Array  # f32 [B, longest answer]; 0 beyond an answer's length
@@ -42,9 +41,9 @@ class Scores(NamedTuple):
 def compute_logprobs(
     answer: Answer, tokenize: Tokenize, token_ids: Any, lengths: Any = None, top_k: int = 0
 ) -> jax.Array | Scores:
-    """log p(token | tokens before it) for whole sequences (teacher forcing), f32 [B, T].
+    """log p(token | preceding tokens) of whole sequences (teacher forcing), f32 [B, T].
 
-    The entry of a sequence's first token is 0, as is that of padding.
+    0 for a sequence's first token and for padding.
     """
     rows = as_rows(token_ids, lengths, tokenize)
     params = SamplingParams(
@@ -74,8 +73,8 @@ def generate_arrays(
     key: Any = None,
     sampling_params: SamplingParams,
 ) -> GenerateResult:
-    """Answer every row `sampling_params.n` times. With a key, answer i of the result draws with a
-    seed made of the key and i."""
+    """Answer every row `sampling_params.n` times. With a key, answer i of the result samples with a
+    seed derived from the key and i."""
     n = sampling_params.n
     rows = [row for row in as_rows(token_ids, lengths, tokenize) for _ in range(n)]
     seeds = row_seeds(key, len(rows))
@@ -154,7 +153,7 @@ def row_seeds(key: Any, count: int) -> Sequence[int | None]:
 
 
 def finished(output: RequestOutput) -> RequestOutput:
-    """The output, unless its request was aborted or refused, which is an error here."""
+    """The output. Raises RequestError if its request was aborted or refused."""
     if output.error:
         raise RequestError(f"request {output.request_id}: {output.error}")
     return output

@@ -1,4 +1,4 @@
-"""Calls on an engine from asyncio programs, apart from requests: parameters, pauses, shutdown."""
+"""Calls of AsyncLLM other than requests: parameters, pauses, sleep, shutdown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jengine.weights.mapped_trees import Mapped
 
 A = TypeVar("A", covariant=True)
 P = ParamSpec("P")
-# Seconds between two checks whether all requests have ended.
+# Poll interval while requests drain, in seconds.
 GLANCE = 0.01
 
 
@@ -56,7 +56,7 @@ class AsyncEngine(BaseLLM):
         super()._hold(engine)
         self._requests = AsyncRequests(engine.session)
 
-    # As the methods of LLM; each waits in a thread.
+    # LLM's methods as coroutines; each waits in a thread.
     stats = awaited(OfflineEngine.stats)
     get_metrics = awaited(OfflineEngine.get_metrics)
     reset_prefix_cache = awaited(OfflineEngine.reset_prefix_cache)
@@ -95,12 +95,12 @@ class AsyncEngine(BaseLLM):
     async def pause_generation(
         self, *, mode: PauseMode = "abort", clear_cache: bool = True
     ) -> None:
-        """Run no more steps until `resume_generation`; it returns when the last one has ended.
+        """Run no more steps until `resume_generation`; returns when the last one has ended.
 
-        Requests that are open are aborted ("abort"), finished first ("wait"), or keep what they
-        have and go on at the resume ("keep"). Requests that come meanwhile wait for the resume, and
-        one that is aborted meanwhile gets its last output then. `clear_cache` forgets the prefix
-        cache; kept requests are then computed again from the tokens that they have.
+        Open requests are aborted ("abort"), finished first ("wait"), or kept with their tokens to
+        continue at the resume ("keep"). New requests are queued until then, and a request aborted
+        meanwhile gets its last output then. `clear_cache` clears the prefix cache; kept requests
+        are then recomputed.
         """
         one_of("mode", mode, ("abort", "wait", "keep"))
         self._front.session.client.check_alive()
@@ -121,9 +121,9 @@ class AsyncEngine(BaseLLM):
         tags: Sequence[str] | None = None,
         new_requests: NewRequests = "keep",
     ) -> None:
-        """Pause generation and give memory back until `wake_up`; as `LLM.sleep`.
+        """Pause generation and free memory until `wake_up`; as `LLM.sleep`.
 
-        Requests that come meanwhile wait for the waking, or are refused, as `new_requests` says.
+        New requests are queued until the wake-up, or refused, by `new_requests`.
         """
         enabled = self.engine.args.enable_sleep_mode
         order = SleepOrder.checked(enabled, level, mode, tags, new_requests)
@@ -151,8 +151,9 @@ class AsyncEngine(BaseLLM):
     async def scale_elastic_ep(
         self, new_data_parallel_size: int, drain_timeout: float = DRAIN_SECONDS
     ) -> None:
-        """Add replicas or take some away, while requests run; each replica has a process of its
-        own. One that still has requests after `drain_timeout` seconds stays, with an error."""
+        """Add or remove data-parallel replicas, each in a process of its own, while requests run. A
+        replica that still has requests after `drain_timeout` seconds stays, and an error is
+        raised."""
         await asyncio.to_thread(scale_replicas, self.engine, new_data_parallel_size, drain_timeout)
 
     async def is_paused(self) -> bool:
@@ -202,9 +203,9 @@ class AsyncEngine(BaseLLM):
         return None
 
     def shutdown(self) -> FinishedCoroutine:
-        """End every request and free the device memory. Calling it twice is harmless.
+        """Abort every request and free the device memory. Idempotent.
 
-        All is done when it returns; `await engine.shutdown()` works as well.
+        Completes before it returns; `await engine.shutdown()` works as well.
         """
         if self._front.leave() is not None:
             self._requests.shutdown()
@@ -225,7 +226,7 @@ class FinishedCoroutine(Coroutine[None, None, None]):
         yield
 
     def send(self, _value: None) -> None:
-        """End at once."""
+        """Finish."""
         raise StopIteration
 
     def throw(self, typ: Any, val: Any = None, tb: Any = None) -> None:

@@ -46,9 +46,9 @@ class AsyncLLM(AsyncEngine):
     ) -> AnswerStream:
         """Outputs of one request as they grow. Leaving the loop, or cancelling, aborts it.
 
-        A reader that is slower than the engine gets everything since its last read in one output.
-        `trace_headers` has the W3C `traceparent` of the caller's span, `data_parallel_rank` is the
-        replica that is to answer.
+        A reader slower than the engine gets everything since its last read in one output.
+        `trace_headers` has the W3C `traceparent` of the caller's span; `data_parallel_rank` chooses
+        the replica.
         """
         refuse_others("generate", others)
         rank = data_parallel_rank
@@ -127,9 +127,9 @@ class AsyncLLM(AsyncEngine):
         *,
         lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """One output: the likeliest sequences of one prompt, each a completion, best first.
+        """Yield one output: the likeliest sequences of one prompt, each a completion, best first.
 
-        As `LLM.beam_search`, but completions hold neither the prompt nor the EOS, as over HTTP.
+        As `LLM.beam_search`, but completions exclude the prompt and the EOS, as over HTTP.
         """
         session = self._front.session
         search = await asyncio.to_thread(opened_search, session, prompt, params)
@@ -142,7 +142,8 @@ class AsyncLLM(AsyncEngine):
             await stream.aclose()
 
     def _compiling(self, params: SamplingParams | None) -> Prepare | None:
-        """Return what compiles the request's grammar, to run outside the input thread."""
+        """Return a function that compiles the request's grammar, to run outside the input
+        thread."""
         if not isinstance(params, SamplingParams) or params.structured_outputs is None:
             return None
         return partial(self._front.session.input_processor.grammar, params.structured_outputs)

@@ -1,9 +1,9 @@
 """Requests of asyncio programs over one session. No jax.
 
-Three threads, so that none blocks another: one tokenizes and queues requests, one runs the engine's
-steps while there is work, one detokenizes. Where steps run in another process, the thread that
-waits for them detokenizes as well: each thread on a token's way is one more wait for Python's lock
-and for a core. The event loop only takes finished outputs.
+Three threads, so that none blocks another: one tokenizes and queues requests, one runs steps while
+there is work, one detokenizes. If steps run in another process, the thread that receives from it
+also detokenizes, since each thread on a token's path adds a wait for the GIL and for a CPU core.
+The event loop only takes finished outputs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jengine.engine.questions import Pause, Resume, Settle
 from jengine.engine.session import Session
 from jengine.errors import EngineDead
 
-# What a pause does with the requests that are open: end them, finish them, or stop where they are.
+# What a pause does with open requests: abort them, finish them, or keep them.
 PauseMode = Literal["abort", "wait", "keep"]
 
 
@@ -35,15 +35,15 @@ class AsyncRequests:
         self._steps = ThreadPoolExecutor(1, "jengine-step")
         self._output = ThreadPoolExecutor(1, "jengine-output")
         self._runs_steps = isinstance(session.client, InProcessClient)
-        self._guard = threading.Condition()  # around the next two; notified when steps have ended
+        self._guard = threading.Condition()  # guards the next two; notified when steps have ended
         self._stepping = False
         self._paused = False
-        self._ending = False  # a shutdown waits for nothing
+        self._ending = False  # a shutdown does not wait for requests
         self._progress = threading.Condition()  # notified when outputs were made
         session.client.when_dead(self._died)
 
     def stream(self, submit: Submit, prepare: Prepare | None = None) -> AnswerStream:
-        """The outputs of the request that `submit` makes, from the first read on."""
+        """The outputs of the request that `submit` makes; submitted at the first read."""
         return AnswerStream(self, submit, prepare)
 
     def enter(self, submit: Submit, reader: StreamReader) -> Future[Answer]:
@@ -56,7 +56,7 @@ class AsyncRequests:
 
         try:
             return self._input.submit(work)
-        except RuntimeError as error:  # the threads have ended
+        except RuntimeError as error:  # the thread pools are shut down
             raise EngineDead("this AsyncLLM was shut down. Create a new one.") from error
 
     def run_steps(self) -> None:
@@ -67,17 +67,18 @@ class AsyncRequests:
                 self._steps.submit(self._run_steps)
 
     def discard(self, answer: Answer) -> None:
-        """End a request without a reader."""
+        """Abort a request whose stream was closed."""
         self._session.discard(answer)
 
     def abort(self, request_id: str) -> None:
-        """End a request and return when the scheduler knows; its reader gets a last output."""
+        """Abort a request, and return when the scheduler has done so; its reader gets a last
+        output."""
         self._session.abort(request_id)
         self._session.client.ask(Settle())
         self.run_steps()
 
     def finish_all(self) -> None:
-        """Return when every request that is open now has ended, at a pause, or at shutdown."""
+        """Return when every currently open request has ended, or at a pause or shutdown."""
         for answer in self._session.open_answers:
             with self._progress:
                 self._progress.wait_for(
@@ -92,8 +93,7 @@ class AsyncRequests:
     def pause(self, mode: PauseMode, refusal: str | None = None) -> None:
         """Run no more steps; returns when the last one has ended and its outputs can be read.
 
-        Requests that come meanwhile, also during the wait for open ones, are queued, or refused for
-        this reason.
+        New requests, also while open ones are waited for, are queued, or refused with this reason.
         """
         if mode == "keep":
             self._stop_steps(refusal)
@@ -128,7 +128,7 @@ class AsyncRequests:
         self._output.submit(lambda: None).result()  # after the outputs of the last step
 
     def shutdown(self) -> None:
-        """End every request with an EngineDead for its reader, the engine, and the threads."""
+        """Fail every request with EngineDead, and end the engine and the threads."""
         with self._progress:
             self._ending = True
             self._progress.notify_all()

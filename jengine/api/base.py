@@ -1,4 +1,4 @@
-"""The base of LLM and AsyncLLM: construction, and the calls that never wait for a step."""
+"""Base of LLM and AsyncLLM: construction, and calls that never wait for a step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def settings_signature() -> inspect.Signature:
 class BaseLLM:
     """An engine and its front."""
 
-    # Its settings, for Shift-Tab in notebooks and for editors.
+    # Signature with all settings, for notebooks and editors.
     __signature__ = settings_signature()
 
     def __init__(self, model: Any, **settings: Any) -> None:
@@ -123,7 +123,7 @@ class BaseLLM:
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
-        """The devices of this engine, as its arrays are split over them.
+        """The engine's devices as a mesh, over which its arrays are sharded.
 
         With data parallelism the first axis, `dp`, numbers the replicas.
         """
@@ -131,7 +131,7 @@ class BaseLLM:
 
     @property
     def params(self) -> Mapping[str, jax.Array]:
-        """Path -> parameter in use, read-only; copies where a step takes another form of one.
+        """Path -> parameter in use, read-only; a copy if the step holds it in another layout.
 
         `update_params` takes the same paths.
         """
@@ -140,13 +140,13 @@ class BaseLLM:
 
     @property
     def param_shardings(self) -> ParamShardings:
-        """Parameter -> how it is split over the mesh, or over its stage's part of it; a picture in
-        a notebook. Over `dp` it is not split: each replica has it."""
+        """Parameter -> sharding over the mesh, or over its pipeline stage's part; drawn in
+        notebooks. Replicated over `dp`."""
         return param_shardings(self.engine)
 
     @property
     def tap_points(self) -> list[TapPoint]:
-        """The places whose values `LLM.generate` can capture or change."""
+        """Points whose activations `LLM.generate` can capture or change."""
         return tap_points(self.engine.model)
 
     def memory(self) -> MemoryPicture:
@@ -155,7 +155,7 @@ class BaseLLM:
 
 
 def engine_summary(owner: object, engine: Engine | None) -> str:
-    """The class of `owner`, and the engine's model, devices, cache and programs."""
+    """The repr of LLM and AsyncLLM: model, devices, cache and programs."""
     name = type(owner).__name__
     if engine is None:
         return f"<{name}: shut down>"
@@ -182,7 +182,7 @@ def devices(engine: Engine) -> str:
 
 
 def cache_type(engine: Engine) -> str:
-    """The number type of the KV cache, where it is in this process."""
+    """The KV cache's dtype, if it is in this process."""
     if engine.devices is None:
         return ""
     names = {
@@ -194,7 +194,7 @@ def cache_type(engine: Engine) -> str:
 
 
 def programs(engine: Engine) -> str:
-    """Numbers of step programs: compiled, still to compile, and compiled on first use."""
+    """Counts of step programs: compiled, still to compile, and compiled on first use."""
     if engine.devices is None:
         return ""
     counts = engine.loaded.program_counts()

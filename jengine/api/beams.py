@@ -1,7 +1,6 @@
-"""Runs beam searches over an engine: all prompts a step at a time, or one for an asyncio program.
+"""Runs beam searches over an engine: for all prompts in lockstep, or for one asyncio request.
 
-In: prompts and BeamSearchParams. Out: BeamSearchOutputs, or RequestOutputs as servers want them.
-No jax.
+In: prompts and BeamSearchParams. Out: BeamSearchOutputs, or RequestOutputs for servers. No jax.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Open = Callable[[TokensPrompt, SamplingParams], Stream]
 
 
 def opened_search(session: Session, prompt: Any, params: Any) -> BeamSearch:
-    """The search of one prompt, checked."""
+    """Validate a prompt's parameters and start its search."""
     if not isinstance(params, BeamSearchParams):
         raise RequestError(
             f"beam_search: params is a {type(params).__name__}; expected "
@@ -72,7 +71,7 @@ def beam_search(
 
 
 class Adapted(NamedTuple):
-    """A search, and the adapter that continues its beams."""
+    """A search with the LoRA adapter of its prompt."""
 
     search: BeamSearch
     adapter: LoRARequest | None
@@ -97,14 +96,14 @@ def _advance(answering: Answering, searches: Sequence[Adapted]) -> bool:
 
 
 async def streamed_search(search: BeamSearch, open_stream: Open, request_id: str) -> Stream:
-    """One output, when the search is over: each of the best sequences is a completion."""
+    """Yield one output, when the search has ended: each of the best sequences is a completion."""
     while asked := search.asked():
         search.take(await _all_last([open_stream(*one) for one in asked]))
     yield answer_of(search, request_id)
 
 
 async def _all_last(streams: Sequence[Stream]) -> list[RequestOutput]:
-    """The last output of each stream. An error in one, or leaving, ends all."""
+    """The last output of each stream. An error in one, or cancellation, aborts all."""
     tasks = [asyncio.ensure_future(_last(stream)) for stream in streams]
     try:
         return await asyncio.gather(*tasks)

@@ -1,7 +1,7 @@
-"""`collective_rpc`, vLLM's name for calls in every process that runs steps. No jax.
+"""`collective_rpc`: calls in every process that runs steps. No jax.
 
-In: a registered name with its arguments, or, where steps run in this process, a function. Out: one
-result per process, or per data-parallel replica. No code is ever sent to another process.
+In: a registered name with its arguments, or a function if steps run in this process. Out: one
+result per process, or per data-parallel replica. Code is never sent to another process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def collective_rpc(
 ) -> list[Any]:
     """Call a method or function in every worker between two steps; returns the results by rank."""
     named = dict(kwargs or {})
-    if method == RELOAD and not (args or kwargs):  # as vLLM's scripts call it
+    if method == RELOAD and not (args or kwargs):  # as in scripts for vLLM
         return within(timeout, RELOAD, lambda: [front.client.ask(ReloadWeights())])
     if isinstance(method, str):
         arguments = {**by_name(method, args), **named}
@@ -54,7 +54,7 @@ def in_every_runner(
 
 
 def by_name(method: str, args: Sequence[Any]) -> dict[str, Any]:
-    """Arguments by position as arguments by name."""
+    """Convert positional arguments to keywords."""
     if not args or method not in CALLS:
         return {}  # an unknown name is refused later
     names = CALLS[method].arguments.__struct_fields__
@@ -67,7 +67,7 @@ def by_name(method: str, args: Sequence[Any]) -> dict[str, Any]:
 
 
 def within(timeout: float | None, name: str, call: Callable[[], T]) -> T:
-    """Return a call's result. TimeoutError after `timeout` seconds; the call itself goes on."""
+    """Return a call's result. TimeoutError after `timeout` seconds; the call itself continues."""
     if timeout is None:
         return call()
     arrived: Future[T] = Future()

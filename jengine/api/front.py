@@ -1,16 +1,14 @@
-"""The front of an engine: what LLM and AsyncLLM have in common, apart from how they wait. No jax.
+"""The part of LLM and AsyncLLM that does not depend on how they wait. No jax.
 
-In: prompts, conversations and questions as users write them. Out: prompts with their parameters,
-and the answers of the engine's client.
+In: prompts, conversations and calls as users write them. Out: prompts with their parameters, and
+answers of the engine's client.
 
-One front, two ways to wait. `LLM` and `AsyncLLM` share `api/front.py` over a `Session` and an
-`EngineClient`; only waiting differs. What passes between client and core is plain data, so a core
-may be in another process later; the front imports no jax. Requests and aborts are appended to a
-queue without a lock, from any thread or finalizer, and taken up before the next step. Threads that
-call one `LLM` share its steps: whichever comes first runs a step for all. `AsyncLLM` tokenizes,
-runs steps and makes text on three threads; a reader pulls what is new when it asks, so nothing
-queues up. `pause_generation` stops the steps and nothing else: requests that come meanwhile wait in
-the queue.
+`LLM` and `AsyncLLM` share `api/front.py` over a `Session` and an `EngineClient`. Only plain data
+passes between client and core, so a core may be in another process. Requests and aborts are
+appended to a lock-free queue, from any thread or finalizer, and taken before the next step. Threads
+that call one `LLM` share its steps: the first to arrive runs a step for all. `AsyncLLM` tokenizes,
+runs steps and detokenizes on three threads; readers pull new output, so none queues up.
+`pause_generation` only stops steps: new requests stay in the queue.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class Front:
-    """An engine until its shutdown, and the calls that LLM and AsyncLLM have in common."""
+    """An engine until its shutdown, and the calls shared by LLM and AsyncLLM."""
 
     def __init__(self, owner: str, engine: Engine) -> None:
         self._owner = owner
@@ -93,7 +91,7 @@ class Front:
         *,
         streaming: bool = False,
     ) -> list[RequestArguments]:
-        """Each prompt as it was given, with its parameters, its priority and its adapter."""
+        """Each prompt with its parameters, priority and adapter."""
         self.engine.check_leaves()
         given = as_list(prompts)
         params = spread("sampling_params", sampling_params, len(given))
@@ -111,7 +109,7 @@ class Front:
         ]
 
     def chat_prompts(self, messages: Any, options: Mapping[str, Any]) -> list[TokensPrompt]:
-        """The prompts of one conversation or of several, by the chat template."""
+        """Render conversations by the chat template."""
         tokenizer = self.engine.tokenizer
         if tokenizer is None:
             raise RequestError("chat needs a tokenizer (skip_tokenizer_init=True was given).")
@@ -151,27 +149,27 @@ class Front:
     # --- questions -------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
-        """Numbers of requests, of the cache and of compiled programs."""
+        """Counts of requests, cache use and compiled programs."""
         return EngineStats.of(self.client.ask(AskStats()), self.engine.program_counts())
 
     def get_metrics(self, prefix: str = "jengine") -> list[Metric]:
-        """Every counter, gauge and histogram as it is now."""
-        # Asked for: a program wants to see what it just did.
+        """Current values of all metrics."""
+        # Fresh counts, as a program expects to see its own requests.
         counts = partial(self.client.ask, AskStats())
         return snapshot(exporter_of(self.engine, prefix=prefix, counts=counts))
 
     @property
     def is_asleep(self) -> bool:
-        """Whether some of the engine's memory sleeps."""
+        """Whether any of the engine's memory is asleep."""
         return self.client.ask(AskStats()).sleep_level > 0
 
     def resize_cache(self, num_bytes: Any) -> None:
-        """Give the KV cache another size."""
+        """Resize the KV cache."""
         engine = self.engine
         size = human_integer("num_bytes", num_bytes)
         if size is None:
             raise ConfigError("num_bytes=None: expected bytes such as 2_000_000_000 or '2G'.")
-        runners = engine.runners  # raises where they are in other processes
+        runners = engine.runners  # raises if they are in other processes
         with held_back_interrupts():
             engine.client.ask(ResizeCache(size))
         resizing = runners[0].loaded.resizing
@@ -186,7 +184,7 @@ class Front:
         return self.client.ask(AskHealth())
 
     def call_workers(self, method: str, arguments: Mapping[str, Any]) -> list[Any]:
-        """The result of a call in every process that runs steps, by rank."""
+        """Call a method in every process that runs steps. Returns the results by rank."""
         known = CALLS.get(method)
         if known is not None and known.by is not None:
             raise RequestError(f"call_workers({method!r}): use the method {known.by}(...).")

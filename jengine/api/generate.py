@@ -1,6 +1,6 @@
-"""`jengine.generate(...)`: one line in a notebook. The engine of a model is kept for the next call.
+"""`jengine.generate(...)`: one-line use in notebooks. The engine is cached for the next call.
 
-Accepts the names of transformers' `generate` beside vLLM's.
+Accepts option names of transformers' `generate` besides vLLM's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jengine.sampling_params import SamplingParams
 
 SAMPLING = tuple(item.name for item in fields(SamplingParams))
 OF_VLLM = (*LATER_FEATURES, *INSTEAD)
-# seed is both: it belongs to the request here, as in transformers.
+# seed is also an engine setting; here it belongs to the request, as in transformers.
 RENAMED = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -30,8 +30,7 @@ RENAMED = {
     "stop_strings": "stop",
 }
 
-# One engine is kept, with what it was made from; a second one would not find memory on an
-# accelerator.
+# The cached engine and its arguments. Only one, as a second would not fit on an accelerator.
 _kept: list[tuple[Any, dict[str, Any], LLM]] = []
 
 

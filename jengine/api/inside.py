@@ -1,4 +1,4 @@
-"""Calls on what is inside a model: patches over a grid, hidden states to logits."""
+"""Access to a model's internals: patch grids, and hidden states to logits."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class InsideEngine(PoolingEngine):
     """An engine whose hidden states can be read, changed and decoded."""
 
     def unembed(self, hidden: Any, *, norm: bool = False) -> jax.Array:
-        """The logits that the output head makes of hidden states.
+        """Apply the output head to hidden states.
 
-        With values that were captured at `layers.N.output` and `norm=True`, this is a logit lens.
+        With activations captured at `layers.N.output` and `norm=True`, this is a logit lens.
 
         Args:
-            hidden: floats [..., width]: what the head reads, as captured at "norm".
-            norm: whether the final norm goes before the head, as for the residual stream.
+            hidden: floats [..., width], as captured at "norm".
+            norm: whether to apply the final norm first, as for the residual stream.
 
         Returns:
             float32 [..., vocab].
@@ -100,7 +100,7 @@ class InsideEngine(PoolingEngine):
 
 
 class Unembedding:
-    """The programs from hidden states to logits. Holds no parameters."""
+    """Compiled programs from hidden states to logits. Holds no parameters."""
 
     def __init__(self, model: ModelConfig, compiler: StepCompiler) -> None:
         if model.pooling is not None:
@@ -117,7 +117,7 @@ class Unembedding:
 
     @engine_context()
     def __call__(self, loaded: LoadedModel, hidden: Any, *, norm: bool) -> Array:
-        """f32 [..., vocab] of hidden states [..., width]."""
+        """Logits f32 [..., vocab] of hidden states [..., width]."""
         given = jnp.asarray(hidden)
         width = loaded.programs.compiler.width
         floats = jnp.issubdtype(given.dtype, np.floating)

@@ -1,7 +1,7 @@
-"""Delays Ctrl-C to the end of a step: an interrupted one would leave the engine inconsistent.
+"""Holds Ctrl-C back until the end of a step, since an interrupted step would leave the engine
+inconsistent.
 
-A step is never half done. Ctrl-C is held back until the step in progress has been committed; then
-the requests are aborted and the interrupt is raised.
+Once the running step is committed, its requests are aborted and the interrupt is raised.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Interrupts:
 
 @contextmanager
 def held_back_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C back until the end of the block, where it is raised. The handler is put back.
+    """Hold Ctrl-C back until the end of the block, where it is raised.
 
-    Only Python's own handler, in the main thread, is replaced: a program that handles SIGINT
-    itself keeps doing so.
+    Only Python's default handler, in the main thread, is replaced (and restored): programs that
+    handle SIGINT themselves keep doing so.
     """
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -1,7 +1,7 @@
 """Interventions at tap points whose arrays are operands of the step: Patch, Steer.
 
-In: arrays and positions as users give them. Out: a function and its arrays. The same kind of
-intervention at the same point reuses the compiled program with other arrays.
+In: arrays and positions as users give them. Out: a function and its arrays. Interventions of one
+kind at one point share a compiled program.
 """
 
 from __future__ import annotations
@@ -117,9 +117,8 @@ class Steer:
 
 @dataclass(frozen=True)
 class PatchOfGrid:
-    """One tap point of a patch grid: replaces the value of each token whose request patches this
-    point at the token's position. Arrays per token: the request's point, its position, and the
-    value."""
+    """One tap point of a patch grid: replaces a token's activation if its request patches this
+    point at its position. Arrays per token: the request's point, position, and value."""
 
     point: int
 
@@ -150,6 +149,6 @@ def patched(
 def steered(
     values: Float[Array, "tokens width"], arrays: tuple[Float[Array, " width"], Float[Array, ""]]
 ) -> Float[Array, "tokens width"]:
-    """The values with a Steer's vector added."""
+    """Add a Steer's vector."""
     vector, scale = arrays
     return values + scale * vector[None, :]

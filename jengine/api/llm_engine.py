@@ -1,4 +1,4 @@
-"""LLMEngine: an offline engine whose caller runs the steps, for scripts written for vLLM's."""
+"""LLMEngine: an engine stepped by its caller, for scripts written for vLLM's LLMEngine."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class LLMEngine(OfflineEngine):
         return len(self._open)
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
-        """End requests, which return no more outputs. Ids that are not open are passed over."""
+        """Abort requests, which return no more outputs. Unknown ids are ignored."""
         for one in [request_id] if isinstance(request_id, str) else request_id:
             if (answer := self._open.pop(one, None)) is not None:
                 self._front.session.discard(answer)

@@ -1,6 +1,6 @@
-"""The parts of an engine's memory on one device, as text and as a picture for notebooks.
+"""Memory use of an engine on one device, as text and as a notebook picture.
 
-In: a built engine. Out: MemoryPicture. Reads shapes only: nothing waits for the device.
+In: a built engine. Out: MemoryPicture. Reads shapes only, so it never waits for the device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jengine.weights.prepared import parameter_count
 # One hue per part, readable on light and on dark pages.
 COLOURS = ("#4c78a8", "#f58518", "#eeca3b", "#b279a2", "#54a24b", "#9d755d")
 ROOM = "#8884"
-# A part is drawn at least this wide, in percent, so that none disappears.
+# Minimum width of a drawn part, in percent.
 NARROWEST = 0.4
 
 
@@ -36,7 +36,7 @@ class MemoryPart:
 
 @dataclass(frozen=True)
 class MemoryPicture:
-    """The parts of one device's memory, and its free bytes where the device reports them."""
+    """One device's memory by part, and its free bytes if the device reports them."""
 
     parts: tuple[MemoryPart, ...]
     devices: int
@@ -87,7 +87,7 @@ class MemoryPicture:
 
 
 def memory_picture(engine: Engine) -> MemoryPicture:
-    """The picture of this engine as it is now."""
+    """The engine's current memory."""
     device = engine.placement.mesh.local_devices[0]
     stats = device.memory_stats() or {}
     limit = stats.get("bytes_limit")

@@ -1,4 +1,5 @@
-"""The metrics of a built engine: an exporter of its session's statistics and its core's counts."""
+"""Builds the exporter of an engine's metrics, from its session's statistics and its core's
+counts."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from jengine.hub.names import shown_name
 from jengine.metrics.cost import CostModel
 from jengine.metrics.exporter import PREFIXES, AdapterUse, EngineFacts, Exporter
 
-# Settings that are labels of cache_config_info, besides those of the cache itself.
+# Settings that are labels of cache_config_info.
 CACHE_SETTINGS = ("gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override")
 
 
@@ -24,8 +25,8 @@ def exporter_of(
 ) -> Exporter:
     """An exporter of an engine's metrics.
 
-    `prefix` is "jengine", or "vllm" for dashboards that were made for vLLM. `counts` returns the
-    core's numbers; by default those that it said last, without a wait.
+    `prefix` is "jengine", or "vllm" for dashboards made for vLLM. `counts` returns the core's
+    counts; by default the last reported ones, without waiting.
     """
     one_of("metrics prefix", prefix, PREFIXES)
     facts = EngineFacts(
@@ -39,7 +40,7 @@ def exporter_of(
 
 
 def adapter_use(engine: Engine) -> AdapterUse:
-    """The adapters of the requests that are open now."""
+    """Adapters of the open requests."""
     running: dict[str, None] = {}
     waiting: dict[str, None] = {}
     for answer in engine.session.open_answers:
@@ -62,12 +63,12 @@ def served_name(engine: Engine) -> str:
 
 
 def cost_model(engine: Engine) -> CostModel:
-    """FLOPs and bytes of a step, for the metrics of utilisation."""
+    """Cost model for the utilisation metrics."""
     return CostModel(engine.model, devices_of(engine), engine.args.cache_codes is not None)
 
 
 def devices_of(engine: Engine) -> int:
-    """How many devices share one replica of the model."""
+    """Number of devices of one replica."""
     if engine.devices is not None:
         return engine.placement.replicas[0].mesh.size
     return engine.args.devices_per_replica

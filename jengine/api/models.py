@@ -1,4 +1,5 @@
-"""Models without an engine: from a folder, of arrays under Hugging Face names, or random; saved."""
+"""Models without an engine: loaded from a folder, made from arrays under Hugging Face names or at
+random, and saved."""
 
 from __future__ import annotations
 
@@ -159,14 +160,14 @@ def save_model(
 
 
 def engine_args(model: Any, dtype: Any, mesh: Any, settings: Mapping[str, Any]) -> EngineArgs:
-    """Settings by which parameters are read and placed."""
+    """Engine settings that control how parameters are read and placed."""
     where: dict[str, Any] = {"mesh": mesh} if mesh is not None else {"tensor_parallel_size": 1}
     given = {"skip_tokenizer_init": True, **where, **settings}
     return EngineArgs.checked("load_model", model=model, dtype=dtype, **given)
 
 
 def hf_config(given: Any) -> Mapping[str, Any]:
-    """A config.json's contents, however they were given."""
+    """The contents of config.json, from a path, mapping or config object."""
     if isinstance(given, (str, Path)):
         return read_config_file(resolve_model(given))
     if isinstance(given, ModelConfig):

@@ -1,4 +1,4 @@
-"""Calls on an engine in the caller's thread, apart from requests: parameters, state, shutdown."""
+"""Calls of LLM other than requests: parameters, sleep, adapters, state, shutdown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jengine.weights.mapped_trees import Mapped
 
 
 class OfflineEngine(BaseLLM):
-    """An engine whose calls return when they are done. `LLM` adds the requests."""
+    """An engine whose calls block until they are done. `LLM` adds the requests."""
 
     def _hold(self, engine: Engine) -> None:
         super()._hold(engine)
@@ -77,16 +77,15 @@ class OfflineEngine(BaseLLM):
         *,
         overwrite: bool = False,
     ) -> None:
-        """Write the parameters in use as a model folder, which appears when it is complete.
+        """Write the parameters in use as a model folder, which appears atomically.
 
-        The tokenizer and generation_config.json go with them, as far as this engine has them.
-        "safetensors" also loads in transformers. `overwrite` replaces a saved model, never
-        anything else.
+        Includes the tokenizer and generation_config.json if the engine has them. "safetensors" also
+        loads in transformers. `overwrite` replaces a saved model, never anything else.
         """
         parameters.save(self.engine, path, format, overwrite)
 
     def reload_weights(self) -> None:
-        """Read the parameters from the model's folder again, as after `sleep(level=2)`."""
+        """Reload the parameters from the model's folder, as after `sleep(level=2)`."""
         self._front.client.ask(ReloadWeights())
 
     # --- sleep -----------------------------------------------------------------------------
@@ -99,13 +98,13 @@ class OfflineEngine(BaseLLM):
         tags: Sequence[str] | None = None,
         new_requests: NewRequests = "keep",
     ) -> None:
-        """Give memory back until `wake_up`; needs `enable_sleep_mode=True`.
+        """Free memory until `wake_up`; needs `enable_sleep_mode=True`.
 
-        Level 1 drops the KV cache and copies parameters to host memory; level 2 drops them as well,
-        so that `update_params` or `reload_weights` must follow; level 0 only pauses. `tags` names
-        what sleeps: "weights", "kv_cache" or both. Programs stay compiled. `mode` is for requests
-        that are open: "abort" them, "wait" for their end, or "keep" them for the waking, with the
-        tokens they have. `enqueue` takes prompts meanwhile, unless `new_requests="refuse"`.
+        Level 1 drops the KV cache and offloads parameters to host memory; level 2 drops both, so
+        that `update_params` or `reload_weights` must follow; level 0 only pauses. `tags` names what
+        sleeps: "weights", "kv_cache" or both. Programs stay compiled. `mode`: open requests are
+        aborted ("abort"), finished first ("wait"), or kept with their tokens ("keep"). `enqueue`
+        accepts prompts meanwhile, unless `new_requests="refuse"`.
         """
         enabled = self.engine.args.enable_sleep_mode
         order = SleepOrder.checked(enabled, level, mode, tags, new_requests)
@@ -115,11 +114,11 @@ class OfflineEngine(BaseLLM):
         self._front.client.ask(order.question)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> bool:
-        """Bring back all sleeping memory, or that of `tags` ("weights", "kv_cache", "scheduling").
+        """Restore all sleeping memory, or that of `tags` ("weights", "kv_cache", "scheduling").
 
         Returns:
-            True once nothing sleeps and steps run again. Parameters dropped by level 2 stay asleep
-            until `update_params` or `reload_weights`.
+            True once everything is awake and steps run again. Parameters dropped by level 2 stay
+            asleep until `update_params` or `reload_weights`.
         """
         awake = self._front.client.ask(waking(tags))
         if awake:
@@ -132,7 +131,7 @@ class OfflineEngine(BaseLLM):
         return self._answering.batches.paused or self._front.is_asleep
 
     def release_kv_cache_memory(self) -> None:
-        """Drop the KV cache alone until `wake_up`; open requests are kept and computed again."""
+        """Drop only the KV cache until `wake_up`; open requests are kept and recomputed."""
         self.sleep(level=1, mode="keep", tags=["kv_cache"])
 
     # --- adapters --------------------------------------------------------------------------
@@ -157,7 +156,8 @@ class OfflineEngine(BaseLLM):
         return add(lora_request, params, alpha, use_rslora=use_rslora)
 
     def remove_lora(self, lora_id: int) -> bool:
-        """Unload an adapter; its running requests still end with it. False: it is not loaded."""
+        """Unload an adapter; running requests keep it until they end. Returns False if it is not
+        loaded."""
         return self._front.session.adapters.remove(lora_id)
 
     def list_loras(self) -> set[int]:
@@ -165,24 +165,24 @@ class OfflineEngine(BaseLLM):
         return self._front.session.adapters.numbers()
 
     def pin_lora(self, lora_id: int) -> bool:
-        """Keep an adapter in memory until it is removed, whatever else is loaded."""
+        """Exempt an adapter from eviction until it is removed."""
         return self._front.session.adapters.pin(lora_id)
 
     def resize_cache(self, num_bytes: int | str) -> None:
-        """Give the KV cache another size, for example "2G", while the engine runs.
+        """Resize the KV cache while the engine runs, for example to "2G".
 
-        Cached prefixes stay as far as they fit; running requests go on from them. The steps are
-        compiled for the new size, and nothing else is. With an error the cache stays as it was.
+        Cached prefixes are kept as far as they fit, and running requests continue. Only the steps
+        are recompiled. If it fails, the cache is unchanged.
         """
         self._front.resize_cache(num_bytes)
 
     # --- the engine ------------------------------------------------------------------------
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget cached prefixes. False, with nothing forgotten, if requests are using the cache.
+        """Clear the prefix cache. Returns False, and clears nothing, while requests use it.
 
-        With `reset_running_requests`, running requests are preempted and their tokens recomputed:
-        their answers do not change.
+        With `reset_running_requests`, running requests are preempted and recomputed; their answers
+        do not change.
         """
         return self._front.client.ask(ResetPrefixCache(reset_running_requests))
 
@@ -191,25 +191,25 @@ class OfflineEngine(BaseLLM):
         return self._front.stats()
 
     def get_metrics(self, prefix: Literal["jengine", "vllm"] = "jengine") -> list[Metric]:
-        """Every counter, gauge and histogram as it is now, as objects of `jengine.metrics.reader`.
+        """Current values of all metrics, as objects of `jengine.metrics.reader`.
 
-        They are those that a server shows at /metrics. `prefix="vllm"` names them as vLLM does.
+        The same as a server's /metrics. `prefix="vllm"` names them as vLLM does.
         """
         return self._front.get_metrics(prefix)
 
     def wait_until_warm(self, timeout: float | None = None) -> bool:
-        """Wait until every program is compiled; False if that takes more seconds than `timeout`.
+        """Wait until every program is compiled; False after `timeout` seconds.
 
-        Requests are admitted before that, unless the engine was given a seed or
-        `compilation_config={"wait_for": "all"}`. Raises the error of a compilation that failed.
+        Requests are admitted before that, unless the engine has a seed or
+        `compilation_config={"wait_for": "all"}`. Raises the error of a failed compilation.
         """
         return self.engine.wait_until_warm(timeout)
 
     def health(self, *, probe: bool = False) -> list[WorkerHealth]:
-        """The health of every process that runs steps. Raises EngineDead if one is lost.
+        """Health of every process that runs steps. Raises EngineDead if one is lost.
 
-        `probe` runs an empty step on every device first. In a program of several processes all of
-        them must call it.
+        `probe` runs an empty step on every device first. In a program of several processes all must
+        call it.
         """
         return self._front.health(probe)
 
@@ -229,41 +229,42 @@ class OfflineEngine(BaseLLM):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Call in every process that runs steps, between two of them; the results, by rank.
+        """Call in every process that runs steps, between two steps. Returns the results by rank.
 
-        A name is one that `call_workers` knows or a plugin has registered. A function is called
-        with the runner of each data-parallel replica, where steps run in this process: code is
-        never sent to another one.
+        `method`: a name known to `call_workers` or registered by a plugin; or a function, called
+        with the runner of each data-parallel replica, if steps run in this process: code is never
+        sent to another.
         """
         return collective_rpc(self._front, method, timeout, args, kwargs)
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Record what the devices do, into the folder of `profiler_config`, until stop_profile().
+        """Start a jax.profiler trace (for TensorBoard or Perfetto) into the folder of
+        `profiler_config`.
 
-        The trace is one of jax.profiler, for TensorBoard or Perfetto. `profile_prefix` names a
-        folder inside that one.
+        `profile_prefix` names a subfolder.
         """
         folder = trace_folder(self.engine.args.profile_folder, profile_prefix)
         self._front.call_workers("start_profile", {"folder": folder})
 
     def stop_profile(self) -> None:
-        """Write what was recorded since start_profile()."""
+        """Write the trace started by start_profile()."""
         self._front.call_workers("stop_profile", {})
 
     def write_recording(self) -> str:
-        """Write the last steps to the folder of `flight_recorder=`; the file, for `jengine replay`.
+        """Write the last steps to the folder of `flight_recorder=`, for `jengine replay`. Returns
+        the file.
 
-        It holds the token ids of prompts and answers.
+        Contains the token ids of prompts and answers.
         """
         return self._front.call_workers("write_recording", {})[0]
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """How many devices the engine runs on: all of them, or those of one replica."""
+        """Number of devices of the engine, or of one replica."""
         mesh = self.mesh
         return mesh.size if include_dp else mesh.size // mesh.shape.get("dp", 1)
 
     def shutdown(self) -> None:
-        """Abort every request and free the device memory. Calling it twice is harmless."""
+        """Abort every request and free the device memory. Idempotent."""
         engine = self._front.leave()
         if engine is not None:
             engine.client.shutdown()

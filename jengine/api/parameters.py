@@ -1,4 +1,4 @@
-"""Parameters of a running engine: replaced by a training loop, and saved as a model folder."""
+"""Parameters of a running engine: updated by a training loop, and saved as a model folder."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def update_params(
     engine: Engine, params: Any, donate: bool, on_inflight: OnInflight,
     finish_all: Callable[[], None], mapping: Mapped | None = None,
 ) -> int:  # fmt: skip
-    """Use other parameters from the next step on; returns their version.
+    """Run other parameters from the next step on. Returns their version.
 
-    `finish_all` returns when every open request has ended. Requests that come meanwhile wait.
+    `finish_all` returns when every open request has ended. New requests wait meanwhile.
     """
     one_of("on_inflight", on_inflight, ("finish", "abort", "continue"))
     if donate and is_stream(params):
@@ -52,7 +52,7 @@ def update_params(
             for answer in session.open_answers:
                 session.abort(answer.request_id)
         began = time.monotonic()
-        with held_back_interrupts():  # half of the weights would be new
+        with held_back_interrupts():  # an interrupt would leave half of the weights new
             version = engine.in_process.update_weights(values)
         session.stats.update_params(time.monotonic() - began)
         if donate:
@@ -94,7 +94,7 @@ def save(
 
 
 def param_shardings(engine: Engine) -> ParamShardings:
-    """How each parameter is split over the devices."""
+    """The sharding of each parameter."""
     places, leaves = engine.places, dict(named_parameters(engine.declared))
     return ParamShardings(
         {

@@ -1,7 +1,8 @@
-"""A grid of patches over tap points and positions of one prompt, as one batch of requests.
+"""Activation patching over a grid of tap points and positions of one prompt, as one batch of
+requests.
 
-In: values by tap point, such as another prompt's captured ones. Out: the hidden state behind the
-prompt for each patch. All of them run in one program, in which a patch is an operand.
+In: activations by tap point, such as captures of another prompt. Out: the last hidden state for
+each patch. All requests run in one program, with patches as operands.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Grid:
         of_point[: self.count] = np.repeat(np.arange(points), positions)
         place[: self.count] = np.tile(self.positions, points)
         values[: self.count] = self.values.reshape(-1, width)
-        arrays = (of_point, place, values)  # the same ones at every point: one copy in the step
+        arrays = (of_point, place, values)  # shared by all points: one copy in the step
         return {name: Applied(PatchOfGrid(i), arrays) for i, name in enumerate(self.points)}
 
     @property

@@ -1,7 +1,7 @@
-"""Prompts with pictures as arrays to train on, outside of an engine.
+"""Prompts with pictures as training arrays, without an engine.
 
-In: token ids with placeholders, and pictures. Out: arrays of equal lengths for `model.score`, made
-by the rules by which an engine reads pictures.
+In: token ids with placeholders, and pictures. Out: padded arrays for `model.score`, preprocessed as
+by an engine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 class PictureBatch(NamedTuple):
     """Sequences of equal length. `model.score(batch.tokens, batch.pictures)` are their logits."""
 
-    tokens: Int32[np.ndarray, "batch length"]  # 0 behind the end of each
+    tokens: Int32[np.ndarray, "batch length"]  # padded with 0
     lengths: Int32[np.ndarray, " batch"]
     pictures: Pictures
 
@@ -85,7 +85,8 @@ def picture_batch(
 
 
 def vision_of(model: LanguageModel) -> VisionConfig:
-    """How a model reads pictures; an error if it does not, or not as whole causal sequences."""
+    """A model's vision config. Raises UnsupportedFeature if it reads no pictures, or not as whole
+    causal sequences."""
     vision = model.config.vision if isinstance(model, VisionDecoder) else None
     if vision is None or vision.sees_ahead or vision.family in AROUND_IMAGES:
         raise UnsupportedFeature(
@@ -97,7 +98,7 @@ def vision_of(model: LanguageModel) -> VisionConfig:
 
 
 def placed(span: MediaSpan) -> MediaSpan:
-    """The span with its embeddings at its tokens' places in the sequence."""
+    """The span with its embeddings placed at its tokens' positions."""
     return msgspec.structs.replace(
         span, rows=np.arange(span.offset, span.offset + span.length, dtype=np.int32).tobytes()
     )

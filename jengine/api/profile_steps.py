@@ -1,7 +1,7 @@
-"""Runs some steps under the profiler: `LLM.profile`.
+"""Runs decode steps under the profiler: `LLM.profile`.
 
-In: how to answer rows of tokens, and how many steps. Out: the profile. The same work runs once
-before, so that nothing is compiled while it is recorded.
+In: a function that answers rows of tokens, and a number of steps. Out: the profile. The same work
+runs once before, so that nothing compiles while recording.
 """
 
 from __future__ import annotations

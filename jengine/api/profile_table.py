@@ -18,7 +18,7 @@ from jengine.errors import RequestError
 from jengine.metrics.cost import StepCost
 
 SHOWN = 20
-# Lines of a device that sum up others.
+# Trace lines that summarise other lines.
 SUMMARIES = ("XLA Modules", "Steps", "Framework", "Source", "XLA TraceMe")
 
 
@@ -28,22 +28,22 @@ class Operation:
 
     name: str
     calls: int
-    seconds: float  # without what it called
+    seconds: float  # self time
 
 
 @dataclass(frozen=True)
 class ProfileTable:
-    """Some steps of an engine."""
+    """Profile of some steps of an engine."""
 
     folder: str
     steps: int
-    seconds: float  # of all steps together, on the clock
-    cost: StepCost  # estimated, on each device
+    seconds: float  # wall-clock time of all steps
+    cost: StepCost  # estimated, per device
     operations: tuple[Operation, ...]  # the longest first
 
     @property
     def busy(self) -> float:
-        """Seconds of all operations, over all devices or threads."""
+        """Total self time of all operations, over all devices or threads."""
         return sum(one.seconds for one in self.operations)
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ def operations_of(folder: str) -> tuple[Operation, ...]:
     calls: dict[str, int] = defaultdict(int)
     for line in lines_of(ProfileData.from_file(str(files[-1]))):
         for name, own in own_times(line.events):
-            if "::" not in name:  # the runtime's own work, such as waiting
+            if "::" not in name:  # runtime internals, such as waiting
                 seconds[name] += own
                 calls[name] += 1
     found = [Operation(name, calls[name], seconds[name]) for name in seconds]
@@ -89,7 +89,7 @@ def written_at(file: Path) -> float:
 
 
 def lines_of(data: ProfileData) -> Iterator[Any]:
-    """The time lines on which operations are: the devices', else those of XLA's threads."""
+    """Trace lines with operations: the devices', else those of XLA's threads."""
     planes = list(data.planes)
     devices = [plane for plane in planes if plane.name.startswith("/device:")]
     for plane in devices:

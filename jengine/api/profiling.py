@@ -11,8 +11,7 @@ from jengine.errors import ConfigError
 
 
 def trace_folder(wanted: str | None, prefix: str | None = None) -> str:
-    """The folder of the next trace, as settings name it; with a prefix a folder of that name inside
-    it."""
+    """Folder of the next trace; with a prefix, a subfolder of that name."""
     if wanted is None:
         raise ConfigError(
             "start_profile() without a folder to write to: create the engine with "

@@ -1,7 +1,7 @@
-"""Batches of requests over one session: submitted together, answered a step at a time. No jax.
+"""Batches of requests over one session: submitted together, answered step by step. No jax.
 
 In: prompts with their parameters. Out: the outputs of each batch. Several threads may run batches
-of one session: one of them runs each step for all, and the others wait for it.
+of one session: one runs each step for all, and the others wait for it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class RequestBatch:
 
 
 class RequestBatches:
-    """All batches of one session. Several may be run in turn, or at once in several threads."""
+    """All batches of one session. They may run in turn, or concurrently in several threads."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.paused = False  # no thread runs steps, and those that wait for some wait on
+        self.paused = False  # no steps run; waiting threads go on waiting
         self._stepping = threading.Lock()
-        self._stepper = 0  # the thread that runs a step, while one does
-        self._paused_by = 0  # the thread that stopped steps last
+        self._stepper = 0  # the thread running a step; 0: none
+        self._paused_by = 0  # the thread that paused last
         self._stepped = threading.Condition()
 
     def submit(
@@ -51,8 +51,7 @@ class RequestBatches:
         asked: Iterable[RequestArguments],
         note_progress: Callable[[], object] = lambda: None,
     ) -> None:
-        """Tokenize, check and queue prompts one after the other; with an error, none stays
-        queued."""
+        """Tokenize, validate and queue prompts one by one. If one fails, none stays queued."""
         try:
             for one in asked:
                 with held_back_interrupts():  # else Ctrl-C could keep a request out of the batch
@@ -77,7 +76,7 @@ class RequestBatches:
                 answer = batch.arrived.popleft()
                 output = answer.take()
                 if output is None:
-                    continue  # taken with what had arrived before
+                    continue  # its output was taken with an earlier one
                 if output.finished:
                     pending.discard(answer)
                 yield output
@@ -86,21 +85,21 @@ class RequestBatches:
                 self.session.discard(answer)
 
     def stream(self, batch: RequestBatch) -> Generator[RequestOutput]:
-        """`run` for a caller who may never begin to read."""
+        """`run` for a caller that may never start to read."""
         outputs = self.run(batch)
-        # A generator that was never started does not run its own `finally`.
+        # A generator that was never started does not run its `finally`.
         weakref.finalize(outputs, self.discard, batch).atexit = False  # pyrefly: ignore
         return outputs
 
     def step(self, batch: RequestBatch) -> None:
-        """Run one step, unless the batch has something to take or there is no work."""
+        """Run one step, unless the batch has unread output or there is no work."""
         self.check_running()
         if not batch.arrived and self.session.has_work:
             self._wait_for(batch)
 
     def finish_all(self) -> None:
-        """Run until every request that is open now has ended, unless steps are paused; outputs wait
-        to be taken."""
+        """Run steps until every open request has ended, unless steps are paused. Outputs stay
+        unread."""
         for answer in self.session.open_answers:
             while answer.is_open and not self.paused:
                 self._step_or_wait(lambda answer=answer: not answer.is_open or self.paused)
@@ -117,7 +116,7 @@ class RequestBatches:
             self._stop_steps()
 
     def _check_outside_step(self) -> None:
-        """Raise RequestError if this thread runs a step, whose end a caller would wait for."""
+        """Raise RequestError in a thread that runs a step, which would wait for itself."""
         if self._stepper == threading.get_ident():
             raise RequestError(
                 "this was called while a step runs, by a logits processor or another callback of "
@@ -127,12 +126,12 @@ class RequestBatches:
     def _stop_steps(self) -> None:
         self._check_outside_step()
         with self._stepping:
-            self.session.client.ask(Pause())  # a core of its own process would run on
+            self.session.client.ask(Pause())  # a core in another process would go on
             self._paused_by = threading.get_ident()
             self.paused = True
 
     def resume(self) -> None:
-        """Run steps again."""
+        """Resume steps."""
         if self.paused:
             self.session.client.ask(Resume())
         with self._stepped:
@@ -140,7 +139,8 @@ class RequestBatches:
             self._stepped.notify_all()
 
     def check_running(self) -> None:
-        """Raise EngineAsleep where a caller would wait until another thread wakes the engine."""
+        """Raise EngineAsleep while paused, when a caller would wait for another thread's
+        wake-up."""
         if self.paused:
             raise EngineAsleep(
                 "this engine was put to sleep. Call wake_up() first; enqueue() takes prompts for "
@@ -148,19 +148,19 @@ class RequestBatches:
             )
 
     def discard(self, batch: RequestBatch) -> None:
-        """End the requests of a batch that will not be read any further."""
+        """Abort the requests of a batch that is not read any further."""
         for answer in batch.answers:
             self.session.discard(answer)
 
     def _wait_for(self, batch: RequestBatch) -> None:
-        """Return when the batch has something to take, or a step has been run."""
+        """Return when the batch has unread output or a step has been run."""
         self._step_or_wait(lambda: bool(batch.arrived))
 
     def _step_or_wait(self, done: Callable[[], bool]) -> None:
-        """Run a step, unless another thread does; then wait for its end."""
+        """Run a step, or wait for the end of another thread's."""
         self._check_outside_step()
         if self._paused_by == threading.get_ident():
-            self.check_running()  # a waiting thread wakes no other
+            self.check_running()  # it would wait for its own wake-up
         with held_back_interrupts():  # inside, Ctrl-C could leave the lock behind
             stepped = self._try_step(done)
         if not stepped:
@@ -170,7 +170,7 @@ class RequestBatches:
                 )
 
     def _try_step(self, done: Callable[[], bool]) -> bool:
-        """Run a step if it is needed; False if another thread runs one."""
+        """Run a step if still needed. Returns False if another thread runs one."""
         if self.paused or not self._stepping.acquire(blocking=False):
             return False
         try:

@@ -1,4 +1,4 @@
-"""How an engine's parameters are sharded, as a dict, as text and as a picture for notebooks.
+"""Parameter shardings of an engine, as a dict, as text and as a notebook picture.
 
 In: shapes and shardings by parameter. Out: ParamShardings. Equal layers share a line.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from jax.sharding import NamedSharding
 
-# A device has the colour of the shard it holds; with more shards the colours repeat.
+# Devices are coloured by the shard they hold; colours repeat.
 COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#eeca3b", "#b279a2", "#9d755d")
 LAYER = re.compile(r"layers\.(\d+)\.")
 
@@ -28,7 +28,7 @@ class ShardingLine:
 
     @property
     def holders(self) -> dict[int, int]:
-        """Device -> which part it holds."""
+        """Device id -> index of the shard it holds."""
         parts: dict[tuple[tuple[int, int, int], ...], int] = {}
         found = {}
         for device, index in self.sharding.devices_indices_map(self.shape).items():
@@ -46,20 +46,20 @@ class ShardingLine:
         )
 
     def _over(self, names: str | tuple[str, ...] | None) -> str:
-        """The mesh axes that shard one array axis, without those of one device."""
+        """Mesh axes that shard one array axis, except axes of size 1."""
         named = (names,) if isinstance(names, str) else names or ()
         return " ".join(name for name in named if self.sharding.mesh.shape[name] > 1)
 
 
 class ParamShardings(dict[str, NamedSharding]):
-    """Parameter -> how it is split. Shown in a notebook, it is a picture."""
+    """Parameter -> sharding. Drawn as a picture in notebooks."""
 
     def __init__(self, shardings: Mapping[str, NamedSharding], shapes: Mapping[str, tuple]) -> None:
         super().__init__(shardings)
         self.shapes = dict(shapes)
 
     def lines(self) -> Iterator[ShardingLine]:
-        """Yield a line per kind of parameter, in the model's order."""
+        """Yield a line per distinct parameter, in the model's order."""
         alike: dict[tuple[str, tuple[int, ...], NamedSharding], list[str]] = {}
         for path, sharding in self.items():
             key = (LAYER.sub("layers.*.", path), self.shapes[path], sharding)
@@ -82,7 +82,7 @@ class ParamShardings(dict[str, NamedSharding]):
 
 
 def row_in_html(line: ShardingLine) -> str:
-    """The name, the shape, and a cell for each device."""
+    """Table row: name, shape, and a cell per device."""
     cells = "".join(
         f'<span title="device {device}: part {part}" style="display: inline-block; width: 1em; '
         f'height: 1em; margin-right: 1px; background: {COLOURS[part % len(COLOURS)]}"></span>'
@@ -97,12 +97,12 @@ def row_in_html(line: ShardingLine) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """1 part, 2 parts."""
+    """ "1 part", "2 parts"."""
     return f"{count} {noun}" + "s" * (count != 1)
 
 
 def in_words(layers: list[int]) -> str:
-    """Numbers of layers, runs of them shortened."""
+    """Layer numbers with ranges, such as "0-3,7"."""
     runs: list[list[int]] = []
     for layer in layers:
         if runs and layer == runs[-1][-1] + 1:

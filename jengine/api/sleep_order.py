@@ -1,6 +1,6 @@
-"""Sleep and waking as users ask for them, checked. No jax.
+"""Validates `sleep` and `wake_up` calls. No jax.
 
-In: levels and tags with vLLM's names. Out: a SleepOrder, or an error that says what is wrong.
+In: levels and tags with vLLM's names. Out: a SleepOrder, or an error.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from jengine.errors import RequestError
 from jengine.runner.report_types import SLEEPERS
 from jengine.sampling_checks import integer
 
-# What happens to requests that come while the engine sleeps.
+# Whether new requests are queued or refused while the engine sleeps.
 NewRequests = Literal["keep", "refuse"]
-SCHEDULING = "scheduling"  # the tag of steps, which wake with everything else
+SCHEDULING = "scheduling"  # tag of stepping, which resumes once everything is awake
 ASLEEP = "the engine sleeps. Send the request again once it was woken up."
 
 
 class SleepOrder(NamedTuple):
-    """A checked call of `sleep`."""
+    """A validated call of `sleep`."""
 
     question: Sleep | Pause  # level 0 only pauses
     mode: PauseMode
-    refusal: str | None  # of new requests
+    refusal: str | None  # error of new requests; None: they are queued
 
     @classmethod
     def checked(
@@ -36,7 +36,7 @@ class SleepOrder(NamedTuple):
         tags: Sequence[str] | None,
         new_requests: NewRequests,
     ) -> SleepOrder:
-        """Check the arguments of `sleep`; RequestError says what does not fit."""
+        """Validate the arguments of `sleep`. Raises RequestError."""
         level = integer("level", level, 0, 2)
         check_one_of("mode", mode, get_args(PauseMode))
         check_one_of("new_requests", new_requests, get_args(NewRequests))

@@ -28,14 +28,14 @@ class EngineStats:
     programs: int
     compiles_after_warm_up: int
     drafts: DraftCounts = NO_DRAFT_COUNTS  # of speculative decoding
-    weights_version: int = 0  # how often the parameters were replaced
-    replicas: tuple[Counts, ...] = ()  # each data-parallel replica's own, where there are several
+    weights_version: int = 0  # number of parameter updates
+    replicas: tuple[Counts, ...] = ()  # per data-parallel replica, if there are several
     programs_to_come: int = 0  # being compiled while requests run
     on_first_use: tuple[str, ...] = ()  # step variants that the first request for them compiles
 
     @classmethod
     def of(cls, counts: Counts, programs: ProgramCounts) -> EngineStats:
-        """The scheduler's numbers and the compiler's together."""
+        """Combine the scheduler's and the compiler's counts."""
         return cls(
             **{name: getattr(counts, name) for name in OF_COUNTS},
             **msgspec.structs.asdict(programs),

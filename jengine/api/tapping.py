@@ -1,8 +1,8 @@
-"""Checks taps, which capture or change values inside the model, before a step uses them.
+"""Validates taps, which capture or change activations inside the model.
 
-In: tap names (with * for any layer), functions and their arrays. Out: names that exist, functions
-that trace, arrays once each. A function that fails later would stop the engine, so each is tried on
-every shape a step has.
+In: tap names (with * for any layer), functions and their arrays. Out: existing names, traceable
+functions, deduplicated arrays. A function that fails inside a step would stop the engine, so each
+is traced for every shape of a step first.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ Interventions = Mapping[str, Given]
 def opened_taps(
     loaded: LoadedModel, config: ModelConfig, capture: Any, intervene: Any
 ) -> AbstractContextManager[int]:
-    """Register the taps with the runner until the block ends; yields their number in plans."""
+    """Register the taps with the runner for the duration of the block; yields their number in
+    plans."""
     if capture is None and intervene is None:
         return nullcontext(0)
     given = {"capture": capture, "intervene": intervene}
@@ -50,13 +51,13 @@ def opened_taps(
     found = [name for pattern in wanted for name in matching("capture", pattern, points)]
     names = list(dict.fromkeys(found))
     changes = changes_of(interventions(intervene, points, config.hidden_size))
-    if not loaded.taps.keeps(names, changes):  # tracing takes longer than a step
+    if not loaded.taps.keeps(names, changes):  # skipped if kept: tracing takes longer than a step
         check_functions(loaded, config, changes)
     return loaded.taps.opened(names, changes)
 
 
 def check_functions(loaded: LoadedModel, config: ModelConfig, changes: Changes) -> None:
-    """Trace each function for every shape that a step has."""
+    """Trace each function for every token count of a step."""
     tokens = sorted({bucket.num_tokens for bucket in loaded.ladders.buckets()})
     for change in {change[1:]: change for change in changes.each}.values():
         for count in tokens:
@@ -64,8 +65,8 @@ def check_functions(loaded: LoadedModel, config: ModelConfig, changes: Changes) 
 
 
 def refuse_divided(loaded: LoadedModel, given: Sequence[str]) -> None:
-    """Refuse taps on pipelines, whose stages run different tokens at a time, and with prefill
-    context parallelism, which reorders a step's tokens."""
+    """Refuse taps with pipelines, whose stages run different tokens at a time, and with prefill
+    context parallelism, which reorders tokens."""
     sizes = {
         "prefill_context_parallel_size": loaded.placement.ways("tokens"),
         "pipeline_parallel_size": loaded.order.places.layout.num_stages,
@@ -96,7 +97,7 @@ def interventions(given: Any, points: list[str], width: int) -> dict[str, Applie
 
 
 def applied_by(pattern: str, given: Any, width: int) -> Applied:
-    """Return the function and the arrays of an intervention at a tap point."""
+    """The function and arrays of an intervention at a tap point."""
     if isinstance(given, (Patch, Steer)):
         if given.width != width:
             raise RequestError(
@@ -130,8 +131,7 @@ def applied_by(pattern: str, given: Any, width: int) -> Applied:
 
 
 def held_by(function: Any) -> list[Any]:
-    """Return the objects that a function closes over, reads from its module, or got from
-    functools.partial."""
+    """Objects that a function closes over, reads as globals, or got from functools.partial."""
     if isinstance(function, partial):
         return [*function.args, *function.keywords.values(), *held_by(function.func)]
     if not isinstance(function, FunctionType):
@@ -140,7 +140,7 @@ def held_by(function: Any) -> list[Any]:
     read = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
     held = [one for name, one in function.__globals__.items() if name in read]
     for cell in function.__closure__ or ():
-        with suppress(ValueError):  # the variable is not set yet
+        with suppress(ValueError):  # unset closure variable
             held.append(cell.cell_contents)
     return held
 
@@ -148,7 +148,7 @@ def held_by(function: Any) -> list[Any]:
 @engine_context()
 def changes_of(applied: Mapping[str, Applied], variants: int = 1) -> Changes:
     """Combine interventions, with arrays that several share passed once."""
-    arrays: dict[int, tuple[int, Any, Any]] = {}  # by identity: place, the array given, its own
+    arrays: dict[int, tuple[int, Any, Any]] = {}  # by id: (index, given leaf, converted array)
 
     def place(leaf: Any) -> int:
         if id(leaf) not in arrays:
@@ -164,7 +164,7 @@ def changes_of(applied: Mapping[str, Applied], variants: int = 1) -> Changes:
 
 
 def own_array(leaf: Any) -> jax.Array:
-    """Convert a leaf to an array of a dtype that programs take. Numpy arrays are copied, as they
+    """Convert a leaf to an array of a dtype that programs take. Numpy arrays are copied, since they
     may change while steps run."""
     try:
         array = jnp.array(leaf) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)
@@ -173,7 +173,7 @@ def own_array(leaf: Any) -> jax.Array:
             f"intervene: {type(leaf).__name__} among the arrays of a function; expected a pytree "
             "of arrays and numbers."
         ) from error
-    return jax.lax.convert_element_type(array, array.dtype)  # not weakly typed, as numbers are
+    return jax.lax.convert_element_type(array, array.dtype)  # drops weak types
 
 
 def matching(argument: str, pattern: Any, points: Iterable[str]) -> list[str]:

@@ -1,1 +1,1 @@
-"""Pooling for users: embeddings, classes, rewards and scores of prompts."""
+"""Pooling API: embeddings, classification, rewards and scores of prompts."""

@@ -1,4 +1,4 @@
-"""The calls of `LLM` for pooling models: embeddings, classes, scores and rewards of prompts."""
+"""Pooling calls of `LLM`: embeddings, classification, scores and rewards of prompts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Pools = PoolingParams | Sequence[PoolingParams] | None
 
 
 class PoolingEngine(OfflineEngine):
-    """An offline engine that pools, if its model does."""
+    """An offline engine with calls for pooling models."""
 
     @property
     def _pooling(self) -> Pooling:
@@ -70,7 +70,7 @@ class PoolingEngine(OfflineEngine):
     def classify(
         self, prompts: Any, *, pooling_params: Pools = None, **options: Any
     ) -> list[ClassificationRequestOutput]:
-        """The probabilities of classes for each prompt; options as for `encode`."""
+        """Class probabilities of each prompt; options as for `encode`."""
         found = self.encode(prompts, pooling_params, pooling_task="classify", **options)
         return [ClassificationRequestOutput.from_base(one) for one in found]
 
@@ -87,10 +87,10 @@ class PoolingEngine(OfflineEngine):
         chat_template: str | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[ScoringRequestOutput]:
-        """How well texts fit: 1 with 1, 1 with N, or N with N.
+        """Relevance scores of text pairs: 1 with 1, 1 with N, or N with N.
 
-        A cross-encoder or reranker reads both texts of a pair; of other models it is the cosine of
-        two embeddings, or the sum of the best matches of the first text's tokens (ColBERT).
+        Cross-encoders and rerankers read both texts of a pair. Other models: cosine similarity of
+        embeddings, or the sum over the first text's tokens of their best match (ColBERT).
         """
         pooling = self._pooling
         scoring = Scoring(pooling)
@@ -105,7 +105,8 @@ class PoolingEngine(OfflineEngine):
     def reward(
         self, prompts: Any, *, pooling_params: Pools = None, **options: Any
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """The rewards of each prompt, of its steps or tokens, or one for all; as for `encode`."""
+        """Rewards of each prompt: one per prompt, step or token, by the model; options as for
+        `encode`."""
         tasks = self._pooling.model("reward").config
         task: PoolingTask = "classify" if tasks.task == "classify" else "token_classify"
         return self.encode(prompts, pooling_params, pooling_task=task, **options)

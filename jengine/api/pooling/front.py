@@ -1,7 +1,6 @@
-"""Pooling for users: prompts and parameters in, vLLM's outputs out. No jax.
+"""Pooling requests shared by LLM, AsyncLLM and the server. No jax.
 
-What LLM, AsyncLLM and the server share: which task, its parameters, and what a finished request
-becomes.
+In: prompts, task and parameters. Out: validated parameters, and vLLM's outputs.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Pooling:
         return params
 
     def prompts(self, given: Any, tokenization_kwargs: Mapping[str, Any] | None) -> list[Any]:
-        """Prompts as a list, as token ids where there are options for tokenizing them."""
+        """Prompts as a list, tokenized if there are tokenization options."""
         found = as_list(self.front.tokenized(given, tokenization_kwargs))
         if not found:
             raise RequestError("You must pass at least one prompt")

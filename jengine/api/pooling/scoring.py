@@ -182,5 +182,5 @@ def cosine(query: np.ndarray, document: np.ndarray) -> float:
 
 
 def max_similarity(query: np.ndarray, document: np.ndarray) -> float:
-    """For each token of the query its best match in the document, all added up (MaxSim)."""
+    """MaxSim: the sum over query tokens of their best match in the document."""
     return float((query @ document.T).max(axis=1).sum())
