@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 from jengine.errors import CapacityError, JengineError, RequestError
 from jengine.structured_outputs import NAME, GrammarSpec
 
-if TYPE_CHECKING:  # imported when the first grammar is compiled
+if TYPE_CHECKING:  # imported with the first grammar
     from llguidance import LLMatcher, LLTokenizer
 
 DEADLINE = 5.0  # seconds of compiling one grammar
-PATIENCE = 30.0  # seconds that one may wait for its turn
+PATIENCE = 30.0  # seconds in the queue
 THREADS = 2
-# Estimates of the memory of a compiled grammar, with what it remembers once it was followed: for
-# itself, and per byte of its text. llguidance does not tell; regular expressions take 250 KB, lists
-# of choices 120 bytes for each of theirs, schemas of any size less than this.
+# Estimated memory of a compiled grammar, including llguidance's caches once it was followed: a
+# constant, and per byte of its text. llguidance does not report it; regular expressions take 250
+# KB, lists of choices 120 bytes per choice, schemas of any size less.
 GRAMMAR_BYTES, TEXT_BYTES = 256 << 10, 112
 CACHE_BYTES = 256 << 20
 LONGEST_MESSAGE = 400
@@ -167,7 +167,7 @@ class GrammarCompiler:
         self.tokenizer  # noqa: B018 - made when it is first asked for
 
     def _compile(self, job: Compilation) -> LLMatcher | None:
-        from jengine.grammar import guidance  # llguidance with it
+        from jengine.grammar import guidance  # imports llguidance
 
         tokenizer = self.tokenizer
         job.began = time.monotonic()

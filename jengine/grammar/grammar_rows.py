@@ -23,7 +23,8 @@ from jengine.outputs import NO_TOKEN, REFUSED, Refusal, StepOutput
 from jengine.plan import NewRow, Plan, RowSampling, TokenMasks
 from jengine.structured_outputs import GrammarSpec
 
-# Fewer forced tokens are sampled. A prefill chunk is computed in whole tiles, but it saves steps.
+# Shorter runs of forced tokens are sampled: a prefill chunk is computed in whole tiles, but saves
+# steps.
 LEAST_JUMP = 2
 
 
@@ -32,12 +33,12 @@ class MaskedRow:
     """A row with a grammar or a thinking budget."""
 
     number: int
-    matcher: Follower  # where the answer is, as far as it is read
-    sampler_row: int  # where the device keeps its mask: 1 + its row in the sampler's pool
+    matcher: Follower  # state after the tokens read so far
+    sampler_row: int  # 1 + its row in the sampler's pool, which holds its mask
     jumps: bool = False  # whether forced tokens may be appended without sampling
     mask: bytes | None = None  # for its next token, i32[words]; None: not computed yet
-    sent: bytes | None = None  # the one that the device has
-    next_drafts: Sequence[int] = ()  # of its last step, at what follows; -1: none
+    sent: bytes | None = None  # the mask on the device
+    next_drafts: Sequence[int] = ()  # drafts of its last step, for the next tokens; -1: none
 
 
 class CheckedDraft(NamedTuple):
@@ -50,9 +51,9 @@ class CheckedDraft(NamedTuple):
 class MaskedEntry(NamedTuple):
     """An entry of a plan in flight whose tokens a matcher waits for."""
 
-    item: int  # among the entries that want tokens
+    item: int  # index among the entries that want tokens
     row: MaskedRow
-    ahead: Sequence[Follower] = ()  # behind each of its drafts
+    ahead: Sequence[Follower] = ()  # matcher state after each of its drafts
 
 
 class GrammarRows:
@@ -154,7 +155,7 @@ class GrammarRows:
             item, row, ahead = entry
             row.next_drafts = () if next_drafts is None else next_drafts[row.number].tolist()
             sampled = [token for token in tokens[item] if token != NO_TOKEN]
-            if len(sampled) > 1:  # all but the last one are drafts
+            if len(sampled) > 1:  # all but the last are accepted drafts
                 row.matcher = ahead[len(sampled) - 2]
             row.mask = None
             if not row.matcher.advance(sampled[-1:]):

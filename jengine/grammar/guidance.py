@@ -31,7 +31,8 @@ def compiled(spec: GrammarSpec, tokenizer: LLTokenizer | None) -> tuple[LLMatche
         return None, found[0] if wrong else ""
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
     if not matcher.is_error():
-        # What a first mask takes, seconds for some, is kept for all copies: no step waits for it.
+        # The first mask may take seconds; its work is shared by all copies, so no step waits for
+        # it.
         matcher.deep_copy().compute_bitmask()
     return matcher, matcher.get_error()
 
@@ -41,7 +42,7 @@ def mask_threads() -> LLExecutor:
     return LLExecutor()
 
 
-# The longest text of a grammar, and how deep its brackets may be nested.
+# Maximum text size of a grammar, and nesting depth of its brackets.
 MOST_BYTES = 1 << 20
 MOST_NESTING = 64
 MOST_CHOICES = 20_000
@@ -88,11 +89,11 @@ def _of_schema(spec: GrammarSpec) -> str:
         raise RequestError(
             f"{NAME}.json is a {type(schema).__name__}: expected a JSON schema, an object."
         )
-    # Where parts of a oneOf cannot be told apart it is taken as anyOf.
+    # coerce_one_of: a oneOf whose parts cannot be told apart is treated as anyOf.
     options: Any = {"whitespace_flexible": spec.whitespace, "coerce_one_of": True}
     if spec.whitespace_pattern is not None:
         options["whitespace_pattern"] = spec.whitespace_pattern
-    # A schema of `true` allows everything, which llguidance spells as the empty object.
+    # llguidance spells the schemas `true` and `false` as objects.
     text = {True: "{}", False: '{"not": {}}'}[schema] if isinstance(schema, bool) else (
         dumped(without_any_names(schema)) if '"propertyNames"' in spec.text else spec.text
     )  # fmt: skip
@@ -107,7 +108,7 @@ def _of_choice(spec: GrammarSpec) -> str:
 
 
 def _of_grammar(spec: GrammarSpec) -> str:
-    """Lark, or GBNF, which llguidance takes a Lark grammar with marks before `start` for."""
+    """Lark or GBNF. llguidance mistakes a Lark grammar with marks before `start` for GBNF."""
     is_lark = _MARKED_START.search(spec.text) is not None
     return grammar_from("lark" if is_lark else "grammar", spec.text)
 

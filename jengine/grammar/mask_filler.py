@@ -1,6 +1,6 @@
-"""Computes token masks of many answers at once.
+"""Computes token masks of many rows at once.
 
-In: matchers. Out: a bitmask over the vocabulary for each. With enough processors they are computed
+In: matchers. Out: a bitmask over the vocabulary for each. With enough CPU cores they are computed
 in one call, on llguidance's threads without the GIL. Must not know plans or rows.
 """
 
@@ -16,11 +16,10 @@ from jengine.grammar.compiler import GrammarCompiler
 from jengine.grammar.matcher import ANY_TOKEN
 from jengine.outputs import Refusal
 
-if TYPE_CHECKING:  # imported when the first grammar is compiled
+if TYPE_CHECKING:  # imported with the first grammar
     from llguidance import LLExecutor, LLMatcher
 
-# Fewer masks, or on fewer processors, are computed on the calling thread: waking others takes as
-# long.
+# Fewer masks, or with fewer cores, are computed on the calling thread: waking others takes as long.
 LEAST_PARALLEL, LEAST_PROCESSORS = 16, 4
 
 
@@ -80,7 +79,7 @@ class MaskFiller:
                 grammar.unsafe_compute_mask_ptr(begin + place * size, size)
             return
         if self._threads is None:
-            from jengine.grammar import guidance  # which a matcher has imported
+            from jengine.grammar import guidance  # imported by the first matcher
 
             self._threads = guidance.mask_threads()
         self._threads.unsafe_compute_mask_ptr(grammars, begin, size, len(masks))

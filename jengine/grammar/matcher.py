@@ -14,11 +14,11 @@ import numpy as np
 from jengine.outputs import Refusal
 from jengine.structured_outputs import NAME
 
-if TYPE_CHECKING:  # imported when the first grammar is compiled
+if TYPE_CHECKING:  # imported with the first grammar
     from llguidance import LLMatcher
 
-ANY_TOKEN = np.int32(-1)  # 32 tokens that are all allowed
-NOT_ALLOWED = "doesn't satisfy the grammar"  # llguidance's words for a token that is left out
+ANY_TOKEN = np.int32(-1)  # a word of 32 allowed tokens
+NOT_ALLOWED = "doesn't satisfy the grammar"  # llguidance's message for a rejected token
 
 
 class Matcher:
@@ -47,7 +47,7 @@ class Matcher:
     ) -> None:
         self._grammar = grammar
         self._ends = frozenset([*ends, *stop_ids])
-        # Word and bit of the stop ids that llguidance does not know.
+        # Word and bit of the stop ids that are not llguidance's end tokens.
         others = set(stop_ids) - set(ends)
         self._stops = [(one >> 5, np.uint32(1 << (one & 31))) for one in sorted(others)]
         self._begins_after = tuple(begins_after)
@@ -134,7 +134,8 @@ class Matcher:
     def _fail(self, what: str) -> None:
         reason = " ".join(self._grammar.get_error().split())[:200]
         text = f"{NAME}: the grammar {what}: {reason or 'no reason is known'}."
-        # Masks leave out what the grammar refuses; all other errors are that it grows too large.
+        # Masks exclude rejected tokens; all other errors are exceeded limits of the request's
+        # grammar.
         self.refusal = Refusal(text, by_request=NOT_ALLOWED not in reason)
 
 
@@ -153,7 +154,7 @@ class FailedMatcher:
     def copy(self) -> FailedMatcher:
         return self
 
-    deciding = None  # any token may follow: none will count
+    deciding = None  # all tokens are allowed: none will be accepted
 
     def settle(self, mask: np.ndarray) -> None: ...
 

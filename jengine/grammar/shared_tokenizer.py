@@ -1,7 +1,7 @@
-"""The tokenizer that grammars need, serialised from a front to a core.
+"""The tokenizer that grammars need, serialised from a front end to a core.
 
-In: our Tokenizer, at the front. Out: data from which `tokens` builds llguidance's in the core,
-which thus need not import transformers, seconds in which no step could run. Must not know
+In: the front end's Tokenizer. Out: data from which `tokens` builds llguidance's tokenizer in the
+core, which thus never imports transformers (seconds in which no step could run). Must not know
 llguidance.
 """
 
@@ -18,7 +18,7 @@ from jengine.errors import UnsupportedFeature
 from jengine.structured_outputs import NAME
 from jengine.text.tokenizer import Tokenizer
 
-# How the JSON text of a tokenizer begins that neither cuts nor fills up.
+# Head of tokenizer.json without truncation and padding.
 NEITHER = '{"version":"1.0","truncation":null,"padding":null,'
 
 
@@ -29,14 +29,14 @@ class TokenizerData(msgspec.Struct, frozen=True):
     vocab_size: int
     eos_token_id: int | None
     special_ids: list[int]
-    is_plain: bool  # tokens are the texts that they stand for
+    is_plain: bool  # tokens are plain text
 
 
 def data_of(tokenizer: Tokenizer) -> TokenizerData:
     """Serialise a tokenizer accepted by `check_tokenizer`."""
     assert tokenizer.backend is not None, "checked"
     text = tokenizer.backend.to_str()
-    if not text.startswith(NEITHER):  # on a copy: other threads tokenize with the original
+    if not text.startswith(NEITHER):  # on a copy, as other threads tokenize with the original
         backend = Backend.from_str(text)
         backend.no_padding()
         backend.no_truncation()
@@ -51,7 +51,7 @@ def data_of(tokenizer: Tokenizer) -> TokenizerData:
 
 
 class SharedTokenizer:
-    """A core's copy; all fronts have the same tokenizer, so the first one counts."""
+    """A core's copy. All front ends have the same tokenizer, so the first one is kept."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,7 +67,7 @@ class SharedTokenizer:
             listener()
 
     def when_told(self, listener: Callable[[], None]) -> None:
-        """Call back once the tokenizer is there."""
+        """Call back once a tokenizer was received."""
         with self._lock:
             self._listener = listener
             told = self._data is not None

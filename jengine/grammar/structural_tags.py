@@ -22,7 +22,7 @@ TEXT = "TEXT"
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _ASCII = {"d": "[0-9]", "w": "[0-9A-Za-z_]", "s": "[\\t-\\r ]",
           "D": "[^0-9]", "W": "[^0-9A-Za-z_]", "S": "[^\\t-\\r ]"}  # fmt: skip
-_SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # one that Lark would take as the end of a regex
+_SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # an unescaped slash would end Lark's regex
 HEAD = f"%llguidance {{}}\n{TEXT}: /(.|\\n)*/\n"
 
 
@@ -38,8 +38,7 @@ def grammar_of_tags(given: Any, *, whitespace: bool) -> str:
 
 
 def ascii_classes(pattern: str) -> str:
-    r"""A regex whose \d, \w and \s are of ASCII, as in patterns of JSON schemas; llguidance's
-    hold all of Unicode."""
+    r"""A regex with ASCII \d, \w and \s, as in JSON schema patterns; llguidance's are Unicode."""
     return _ESCAPED.sub(lambda found: _ASCII.get(found[1], found[0]), pattern)
 
 

@@ -19,7 +19,7 @@ from jengine.grammar.mask_filler import Follower
 from jengine.outputs import Refusal
 from jengine.thinking_budget import ThinkingBudget
 
-if TYPE_CHECKING:  # imported when the first grammar is compiled
+if TYPE_CHECKING:  # imported with the first grammar
     from llguidance import LLMatcher
 
 NOWHERE = -1
@@ -54,7 +54,7 @@ class BudgetFollower:
         self._stop_ids = frozenset(stop_ids)
         self._stopped = False
         self._length = len(prompt)
-        # Places of the last marks that are complete, in prompt and answer.
+        # Positions of the last complete marks in prompt and answer.
         self._last_start = last_place(prompt, marks.start)
         self._last_end = last_place(prompt, marks.natural_end)
         self._tail_length = max(map(len, (marks.start, marks.natural_end, marks.forced_end)))

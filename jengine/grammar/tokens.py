@@ -2,8 +2,8 @@
 
 In: a tokenizer as plain data. Out: llguidance's, built once per engine: up to a second for a large
 vocabulary, holding the GIL. llguidance understands byte-level BPE, byte fallback and metaspace;
-tokens that are plain text are passed here. Other tokenizers are refused: with wrong bytes a grammar
-would allow wrong texts.
+plain-text tokens are passed by `PlainTokens`. Others are refused: with wrong bytes a grammar would
+allow wrong texts.
 """
 
 from __future__ import annotations

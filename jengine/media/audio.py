@@ -9,7 +9,7 @@ import numpy as np
 from jengine.errors import RequestError
 
 LEAST_RATE, MOST_RATE = 100, 768_000
-AT_ONCE = 2**19  # numbers of a Fourier transform that are worked on at once
+AT_ONCE = 2**19  # values per batch of Fourier transforms
 
 
 def samples_of(given: Any, rate: int, what: str) -> np.ndarray:
@@ -33,7 +33,7 @@ def samples_of(given: Any, rate: int, what: str) -> np.ndarray:
     array = array.astype(np.float32, copy=False)
     if not np.isfinite(array).all():
         raise RequestError(f"{what} has samples that are not finite numbers.")
-    if array.ndim == 2:  # the shorter axis is that of channels
+    if array.ndim == 2:  # the shorter axis is the channels
         array = array.mean(axis=int(array.shape[0] > array.shape[1]))
     return resampled(array, own, rate)
 
@@ -56,7 +56,7 @@ def resampled(samples: np.ndarray, own: int, wanted: int) -> np.ndarray:
         return samples
     margin = own // 10
     length = len(samples) + 2 * margin
-    seconds = -(-length // own)  # in whole seconds both rates have whole numbers of samples
+    seconds = -(-length // own)  # over whole seconds both rates give whole numbers of samples
     count = seconds * wanted
     bins = min(count, seconds * own) // 2 + 1
     spectrum = lowest_bins(samples, margin, own, seconds, bins)
@@ -74,7 +74,7 @@ def lowest_bins(samples: np.ndarray, before: int, rows: int, columns: int, bins:
     """
     whole = np.zeros((rows, columns), np.float32)
     whole.reshape(-1)[before : before + len(samples)] = samples
-    half = np.empty((rows // 2 + 1, columns), np.complex64)  # the others are their conjugates
+    half = np.empty((rows // 2 + 1, columns), np.complex64)  # the other half is its conjugate
     step = max(1, AT_ONCE // rows)
     for begin in range(0, columns, step):
         part = whole[:, begin : begin + step].astype(np.float64)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-SEARCHED = 1  # seconds before the longest end in which the quietest place is looked for
-WINDOW = 0.1  # seconds that must be quiet
+SEARCHED = 1  # seconds at the end of a part in which the quietest place is searched
+WINDOW = 0.1  # length in seconds of the quiet window
 
 
 def parts_of(samples: np.ndarray, longest: int, rate: int) -> list[np.ndarray]:

@@ -14,14 +14,14 @@ from jengine.confined import errand as errands
 from jengine.errors import CapacityError, RequestError
 
 MIB: Final = 2**20
-FILE_BYTES = 64 * MIB  # of all files of one request
-# Of decoded pixels, counted as 3 bytes: in one request in all, and at any time in all requests.
+FILE_BYTES = 64 * MIB  # total file size of one request
+# Decoded pixels at 3 bytes each: per request, and over all requests at any time.
 REQUEST_BYTES = 1024 * MIB
 SERVER_BYTES = 1024 * MIB
-# Of samples at the model's rate that requests hold, at any time.
+# Decoded samples over all requests at any time.
 SOUNDS_BYTES = 1024 * MIB
-SOUND_BYTES = 512 * MIB  # of all channels of one sound, as 4 bytes a sample
-PATIENCE = 30.0  # seconds until there is room, for who has no deadline
+SOUND_BYTES = 512 * MIB  # of one sound: all channels, 4 bytes per sample
+PATIENCE = 30.0  # longest wait in seconds without a request deadline
 
 
 class Budget:

@@ -24,14 +24,14 @@ PROGRAM = "jengine.media.decode_pictures"
 LENGTH: Final = struct.Struct(
     "<Q"
 )  # of what is asked or answered, before the bytes that belong to it
-NAME = "\0"  # in place of what the picture is called
+NAME = "\0"  # placeholder of the picture's name in errors
 
 
 class Measure(msgspec.Struct, tag=True, array_like=True):
     """Request for sizes of pictures."""
 
     names: list[str]
-    lengths: list[int]  # of their files
+    lengths: list[int]  # file sizes
 
 
 class Cut(msgspec.Struct, tag=True, array_like=True):

@@ -20,10 +20,10 @@ from jengine.media.patch_layout import PicturePart, PlaceholderLayout, checked_s
 from jengine.media.scaling import MOST_RATIO, Scaling, size_in_squares, size_in_steps
 
 Settings = Mapping[str, Any]
-MOST_ENTRY = 2**40  # of a size in pixels
-MOST_SIDE = 4096  # of a resized picture
+MOST_ENTRY = 2**40  # limit of a size setting in pixels
+MOST_SIDE = 4096  # longest side of a resized picture
 MOST_TILES = 64
-SOFT_TOKENS = (70, 140, 280, 560, 1120)  # numbers with which Gemma 4 was trained
+SOFT_TOKENS = (70, 140, 280, 560, 1120)  # token counts that Gemma 4 was trained with
 
 
 def any_size(

@@ -21,14 +21,14 @@ from jengine.errors import RequestError
 MOST_PIXELS = 178_956_970
 MOST_BYTES = 32 * 2**20  # of a file
 WHITE = (255, 255, 255)
-ORIENTATION, TURNED = 0x0112, range(5, 9)  # of EXIF: its values with rows and columns exchanged
-# Formats that are opened: plain pictures, whose decoders are in wide use.
-# What decoders of broken files raise.
+ORIENTATION, TURNED = 0x0112, range(5, 9)  # EXIF tag, and its values that swap rows and columns
+# Errors of decoders on broken files.
 DECODER_ERRORS = (
     OSError, ValueError, SyntaxError, TypeError, KeyError, IndexError, AttributeError,
     OverflowError, EOFError, RuntimeError, MemoryError, AssertionError, ArithmeticError,
     Image.DecompressionBombError, struct.error,
 )  # fmt: skip
+# Formats that are opened: plain pictures, whose decoders are in wide use.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 
 
@@ -69,7 +69,7 @@ def decoded(data: bytes, what: str) -> np.ndarray:
 def size_of(data: bytes, what: str) -> tuple[int, int]:
     """(height, width) from the file header, EXIF orientation applied, without decoding."""
     with opened(data, what) as image:
-        # The EXIF of a PNG may be behind its pixels, and is looked for there.
+        # A PNG may have its EXIF after the pixels, where only decoding finds it.
         is_behind = image.format == "PNG" and "exif" not in image.info
         turned = not is_behind and image.getexif().get(ORIENTATION) in TURNED
         return image.size if turned else image.size[::-1]
@@ -83,7 +83,7 @@ def opened(data: bytes, what: str) -> Iterator[Image.Image]:
         raise RequestError(f"{what} has {len(data)} bytes; expected at most {MOST_BYTES}.")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of broken metadata, and of sizes checked here
+            warnings.simplefilter("ignore")  # about broken metadata, and sizes checked here
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             check_size(image, what)
             yield image

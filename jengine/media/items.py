@@ -27,22 +27,22 @@ from jengine.media.videos import Encode, frames_of, size_of_all, video_layout
 from jengine.media_spans import MediaKind
 
 KEPT_BYTES = 256 * 2**20
-SAVED = 4  # tokens of a prompt that may become one with an item's: line breaks, marks around it
+SAVED = 4  # prompt tokens that may merge with an item's: line breaks, marks around it
 
 
 class Room(NamedTuple):
     """Limits of a request's media, from the engine."""
 
     context: int = 2**31 - 1  # tokens of prompt and answer
-    answer: int = 1  # of which the answer needs so many
-    value_bytes: int | None = None  # of all patches, where they travel to another process
+    answer: int = 1  # tokens reserved for the answer
+    value_bytes: int | None = None  # limit on all patches if they are sent to another process
 
 
 class Opened(NamedTuple):
     """An item of a prompt, not yet decoded."""
 
-    pictures: list[Picture]  # the frames of a video, or the one picture
-    seconds: tuple[float, ...] | None  # when each frame is seen; None: it is a picture
+    pictures: list[Picture]  # frames of a video, or one picture
+    seconds: tuple[float, ...] | None  # time of each frame; None: a picture
     settings: Settings
     what: str
 
@@ -52,7 +52,7 @@ class ItemMaker:
 
     def __init__(self, vision: VisionConfig, room: Room, encode: Encode | None) -> None:
         """`encode` tokenizes texts between a video's frames."""
-        self.decoders = Decoders()  # of what comes from strangers
+        self.decoders = Decoders()  # for untrusted files
         self.budget = Budget()
         self._vision = vision
         self._room = room
@@ -67,7 +67,7 @@ class ItemMaker:
         side = self._vision.patch_size * self._vision.merger.side
         try:
             fewest = len(self._rule(side, side, self._vision, settings).tokens)
-        except RequestError:  # so small a picture is none for this model
+        except RequestError:  # too small a picture for this model
             fewest = 1
         return max(1, self._room.context // max(fewest, 1))
 
@@ -116,7 +116,7 @@ class ItemMaker:
                 self._kept.move_to_end(key)
                 return key, found
         cuts = self._cuts(item.pictures, layout)
-        if len(cuts) < len(item.pictures):  # heads of files that say another size
+        if len(cuts) < len(item.pictures):  # some files' sizes differ from their headers
             check_pixels([item])
             layout = self._layout(item)
             self._check_room([layout], 0)

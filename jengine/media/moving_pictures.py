@@ -31,7 +31,7 @@ class Movie(NamedTuple):
     """Frames and their times."""
 
     frames: list[np.ndarray]  # u8[height, width, 3]
-    seconds: tuple[float, ...]  # when each is seen; empty: the file does not say
+    seconds: tuple[float, ...]  # frame times; empty: unknown
 
 
 def is_file(given: Any) -> bool:
@@ -48,7 +48,7 @@ def movie_of(given: Any, what: str) -> Movie:
         if len(data) > MOST_BYTES:
             raise RequestError(f"{what} has {len(data)} bytes; expected at most {MOST_BYTES}.")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of broken metadata, and of sizes checked here
+            warnings.simplefilter("ignore")  # about broken metadata, and sizes checked here
             return frames_in(Image.open(io.BytesIO(data), formats=MOVING_FORMATS), what)
     except RequestError:
         raise
@@ -74,7 +74,7 @@ def frames_in(image: Image.Image, what: str) -> Movie:
     for place in range(count):
         image.seek(place)
         frames.append(loaded(image, what, WHITE))
-        lengths.append(float(image.info.get("duration", 0)) / 1000)  # known once it is loaded
+        lengths.append(float(image.info.get("duration", 0)) / 1000)  # known after decoding
     image.seek(before)
     begins = np.cumsum([0.0, *lengths[:-1]])
     return Movie(frames, tuple(map(float, begins)) if all(lengths) else ())

@@ -12,8 +12,8 @@ from jengine.config import VisionConfig
 from jengine.errors import RequestError, nearest_name
 
 KINDS = ("image", "video")
-KINDS_OF_OTHERS = ("audio",)  # known, but of models without a vision tower
-# Options of `mm_processor_kwargs`: of all families, and of each.
+KINDS_OF_OTHERS = ("audio",)  # kinds of models without a vision tower
+# Options of `mm_processor_kwargs`: common, and per family.
 OPTIONS = (
     "size", "do_resize", "do_rescale", "do_normalize", "image_mean", "image_std",
     "rescale_factor", "resample",

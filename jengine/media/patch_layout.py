@@ -23,10 +23,10 @@ from jengine.media.scaling import Scaling, patches_of
 class PicturePart(msgspec.Struct, frozen=True, array_like=True):
     """A resized, cropped part of an image; fields that are None leave it as is."""
 
-    size: tuple[int, int] | None = None  # rows and columns that it is resized to
-    box: tuple[int, int, int, int] | None = None  # left, top, right and bottom of what is resized
-    middle: tuple[int, int] | None = None  # rows and columns that are left of what was resized
-    tile: int = 0  # side of the squares that it is cut into; 0: it stays whole
+    size: tuple[int, int] | None = None  # target (rows, columns)
+    box: tuple[int, int, int, int] | None = None  # crop before resizing: left, top, right, bottom
+    middle: tuple[int, int] | None = None  # center crop after resizing: (rows, columns)
+    tile: int = 0  # side of square tiles; 0: no tiles
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class PlaceholderLayout:
     scaling: Scaling
     parts: tuple[PicturePart, ...]
     grid: tuple[int, int, int]  # frames, rows and columns of patches
-    tokens: list[int]  # that take the place of the one placeholder
-    # Places of the first embedding among them: one, or one for each frame.
+    tokens: list[int]  # replacing the placeholder
+    # Index in `tokens` of the first embedding of each span: one, or one per frame.
     firsts: tuple[int, ...]
-    frames: int = 1  # that one patch holds
+    frames: int = 1  # frames per patch
     interval: float = 1.0
-    before: str = ""  # a text that joins the one before the placeholder
+    before: str = ""  # text appended to the one before the placeholder
 
     def value_bytes(self, vision: VisionConfig) -> int:
         """Bytes of the patches."""
@@ -94,7 +94,7 @@ def item_of(
                for at, one in enumerate(cuts)]  # fmt: skip
     side = vision.merger.side
     each = [patches_of(one, vision.patch_size, side) for one in chain.from_iterable(squares)]
-    each += each[-1:] * (-len(each) % layout.frames)  # the last frame stands still
+    each += each[-1:] * (-len(each) % layout.frames)  # repeat the last frame
     patches, colors, numbers = each[0].shape
     steps = np.stack(each).reshape(-1, layout.frames, patches, colors, numbers)
     ordered = steps.transpose(0, 2, 3, 1, 4).reshape(-1, colors, layout.frames * numbers)

@@ -1,7 +1,7 @@
 """Images of prompts: size, cache key, and parts.
 
-Users' own are arrays or images in memory, or files read here; untrusted files are decoded by other
-processes.
+The caller's own images are arrays or images in memory, or files read here; untrusted files are
+decoded in other processes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class PictureFile:
 
     def __init__(self, data: bytes, what: str, decoders: Decoders | None = None) -> None:
         self.data, self.what, self.decoders = data, what, decoders
-        self.size = size_of(data, what) if decoders is None else (0, 0)  # until it is measured
+        self.size = size_of(data, what) if decoders is None else (0, 0)  # until `measure`
 
     @property
     def cost(self) -> int:

@@ -22,9 +22,9 @@ from jengine.media.sources import MediaSources
 from jengine.media.videos import Encode, are_videos, usual_limits
 from jengine.media_spans import MediaKind, MediaSpan
 
-Join = Callable[[list[int], str], list[int]]  # tokens with those of a text behind them
+Join = Callable[[list[int], str], list[int]]  # appends a text's tokens
 
-USUAL_LIMIT = 999  # images of a prompt, where the context has room for them
+USUAL_LIMIT = 999  # images per prompt, if the context has room
 NOWHERE = MediaSources()
 ANY_ROOM = Room()
 

@@ -16,10 +16,10 @@ from jengine.errors import RequestError
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-MOST_RATIO = 200  # of the longer side of a picture to the shorter one
+MOST_RATIO = 200  # longest aspect ratio
 PATCHES_AT_ONCE = 1024
 MOST_NUMBER = float(np.finfo(np.float32).max)
-FILTERS = range(6)  # numbers of PIL's resampling filters
+FILTERS = range(6)  # PIL's resampling filters
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from jengine.media.audio import checked_rate
 from jengine.media.budget import SOUND_BYTES, check_request
 
 MOST_SECONDS = 600.0
-BLOCK = 2**16  # frames that are read at once
-# Bytes of a sample -> its type in WAV files; 3 bytes are read by hand.
+BLOCK = 2**16  # frames per read
+# Bytes per sample -> WAV dtype; 3-byte samples are unpacked by hand.
 TYPES = {1: np.uint8, 2: "<i2", 3: None, 4: "<i4"}
 
 
@@ -38,7 +38,7 @@ def read_file(content: bytes, what: str) -> tuple[np.ndarray, int]:
     if content[:4] == b"RIFF" and content[8:12] == b"WAVE":
         try:
             return _wav(content, what)
-        # The last but one: a chunk that ends behind the file.
+        # RuntimeError: a chunk that exceeds the file.
         except (wave.Error, EOFError, RuntimeError, struct.error) as error:
             if _soundfile() is None:
                 raise RequestError(
@@ -59,7 +59,7 @@ def read_file(content: bytes, what: str) -> tuple[np.ndarray, int]:
     except RequestError:
         raise
     except (RuntimeError, ValueError) as error:
-        problem = str(error).rpartition(": ")[2]  # behind how Python calls the file
+        problem = str(error).rpartition(": ")[2]  # without Python's name of the file
         raise RequestError(f"{what} cannot be read: {problem}") from None
 
 

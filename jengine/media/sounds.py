@@ -20,8 +20,8 @@ from jengine.media.sound_files import MOST_SECONDS
 SECONDS = 30.0
 MOST_PROCESSES = 2
 PROGRAM = "jengine.media.decode_sounds"
-RATE: Final = struct.Struct("<I")  # wanted, before the file
-NAME = "\0"  # in place of what the sound is called
+RATE: Final = struct.Struct("<I")  # requested sampling rate, before the file's bytes
+NAME = "\0"  # placeholder of the sound's name in errors
 
 
 class SoundDecoders:
@@ -34,7 +34,7 @@ class SoundDecoders:
 
     def samples(self, file: bytes, rate: int, what: str) -> np.ndarray:
         """Samples f32 at `rate`, counted in the memory budget until garbage-collected."""
-        taken = self.budget.take(4 * rate * int(MOST_SECONDS))  # until its length is known
+        taken = self.budget.take(4 * rate * int(MOST_SECONDS))  # until the length is known
         kept = 0
         try:
             found = np.frombuffer(self._ask(file, rate, what), np.float32)

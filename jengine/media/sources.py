@@ -1,4 +1,4 @@
-"""Where URLs of media may lead: data URLs, files of one folder, allowed hosts.
+"""Allowed sources of media URLs: data URLs, files of one folder, allowed hosts.
 
 In: a request's URL. Out: its contents, or a RequestError before any disallowed socket is opened.
 """
@@ -38,10 +38,10 @@ class MediaSources:
     """Allowed sources. `domains`: hosts for HTTP; empty allows none."""
 
     domains: tuple[str, ...] = ()
-    folder: Path | None = None  # whose files may be read by file: URLs; None: no file may
+    folder: Path | None = None  # for file: URLs; None: none are allowed
     resolve: Resolve = resolved
     connect: Connect = connected
-    seconds: float = SECONDS  # for one file over HTTP
+    seconds: float = SECONDS  # timeout of one download
 
     def content(self, url: str, what: str) -> bytes:
         """Contents behind a URL. Raises RequestError."""
@@ -70,7 +70,7 @@ class MediaSources:
     def _download(self, parts: SplitResult, what: str) -> bytes:
         host, port = self._host(parts, what)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        path = quote(path, safe="!#$%&'()*+,/:;=?@[]~", errors="replace")  # what is not ASCII
+        path = quote(path, safe="!#$%&'()*+,/:;=?@[]~", errors="replace")  # for non-ASCII
         deadline = Deadline(self.seconds)
         try:
             address = self._address(host, port, deadline, what)
@@ -146,7 +146,7 @@ def data_bytes(url: str, what: str) -> bytes:
         raise RequestError(f"{what}: the data: URL is no valid base64.") from None
 
 
-# Networks whose addresses hold one of IPv4 in their last 32 bits: IPv4-compatible, NAT64.
+# IPv6 networks with an IPv4 address in the last 32 bits: IPv4-compatible, NAT64.
 LAST_BITS = (IPv6Network("::/96"), IPv6Network("64:ff9b::/96"))
 LOCAL_NAT64 = IPv6Network("64:ff9b:1::/48")
 
@@ -170,7 +170,7 @@ def held(one: IPv6Address) -> tuple[IPv4Address, ...]:
     return tuple(each for each in found if each is not None)
 
 
-# Opening a FIFO for reading blocks until it has a writer.
+# O_NONBLOCK: opening a FIFO would block until it has a writer.
 HOW = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 

@@ -29,7 +29,7 @@ class SpeechProcessor:
         """`limits`: maximum items per kind, at most the model's one audio."""
         self.speech = speech
         self._most = min(1, (limits or {}).get("audio", 1))
-        self.decoders = SoundDecoders()  # of what comes from strangers
+        self.decoders = SoundDecoders()  # for untrusted files
 
     def opened(self, file: bytes, what: str) -> np.ndarray:
         """Decode an untrusted sound file."""
@@ -104,9 +104,9 @@ class SpeechProcessor:
         return samples_of(given, self.speech.sampling_rate, "the audio")
 
 
-# The scale of Slaney's Auditory Toolbox: linear up to 1000 Hz, logarithmic above.
+# Slaney's mel scale (Auditory Toolbox): linear up to 1000 Hz, logarithmic above.
 LINEAR_STEP, LINEAR_END, LOG_STEP = 200.0 / 3, 1000.0, np.log(6.4) / 27.0
-FLOOR, RANGE = 1e-10, 8.0  # the least energy; how far below the loudest values are kept, in tens
+FLOOR, RANGE = 1e-10, 8.0  # energy floor, and dynamic range below the maximum, in log10
 FRAMES_AT_ONCE = 1024
 
 

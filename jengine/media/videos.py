@@ -21,8 +21,8 @@ from jengine.media.patch_layout import PicturePart, PlaceholderLayout, checked_s
 from jengine.media.pictures import Picture, picture_of
 from jengine.media.scaling import Scaling, size_in_steps
 
-USUAL_FPS = 24.0  # of frames of which nothing is said
-# What may be said of a video beside its frames.
+USUAL_FPS = 24.0  # default frame rate
+# Known metadata of a video.
 FACTS = ("fps", "frames_indices", "total_num_frames", "duration", "do_sample_frames", "height",
          "width", "video_backend")  # fmt: skip
 Encode = Callable[[str], list[int]]  # a text's tokens
