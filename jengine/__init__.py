@@ -1,7 +1,7 @@
 """jengine: a JAX inference engine for large language models.
 
-The public names, loaded when they are first used: importing jengine alone does not import jax.
-vLLM's other names and import paths are in vllm_names.py.
+Public names are imported at first use, so importing jengine alone does not import jax. vLLM's other
+names and import paths are in vllm_names.py.
 """
 
 import sys

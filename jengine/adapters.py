@@ -1,7 +1,7 @@
-"""LoRA adapters as users name them, and as requests refer to them. No jax.
+"""LoRA adapters as users name them and requests refer to them. No jax.
 
-A request for an adapter names it; the core knows an adapter by its content alone. So two adapters
-of one name never share cached prefixes, and a running request keeps the adapter it began with.
+Requests name an adapter; the core identifies it by a digest of its content. So two adapters of one
+name never share cached prefixes, and a running request keeps the adapter that it started with.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import msgspec
 
 from jengine.errors import ConfigError
 
-# Ranks that a step is compiled for: `max_lora_rank` is rounded up to one of them.
+# Ranks that steps are compiled for; `max_lora_rank` is rounded up to one of them.
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
 class LoRARequest:
-    """An adapter for `generate(..., lora_request=)`: a name, a number of the user's, and the folder
+    """An adapter for `generate(..., lora_request=)`: a name, a user-chosen number, and the folder
     with PEFT's files. With `load_inplace` it replaces the adapter of the same number."""
 
     lora_name: str
@@ -40,17 +40,14 @@ class LoRARequest:
 
     @property
     def name(self) -> str:
-        """The adapter's name."""
         return self.lora_name
 
     @property
     def adapter_id(self) -> int:
-        """The adapter's number."""
         return self.lora_int_id
 
     @property
     def path(self) -> str:
-        """The adapter's folder."""
         return self.lora_path
 
 
@@ -87,15 +84,15 @@ class AdapterModule(msgspec.Struct, frozen=True):
 class AdapterLimits(msgspec.Struct, frozen=True):
     """Limits on LoRA adapters."""
 
-    max_loras: int  # in one step
+    max_loras: int  # per step
     max_rank: int
-    max_cpu_loras: int  # in the host's memory while no request uses them
+    max_cpu_loras: int  # cached in host memory while unused
     dtype: str  # auto: the model's
     target_modules: tuple[str, ...] | None = None  # modules that may be adapted; None: all
 
     @property
     def rank(self) -> int:
-        """The rank of the step's arrays."""
+        """LoRA rank of the step's arrays."""
         return next(rank for rank in RANKS if rank >= self.max_rank)
 
 

@@ -1,4 +1,4 @@
-"""Beam search as users ask for it and read it, with vLLM's names: parameters, sequences, output."""
+"""Beam search parameters, sequences and outputs, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jengine.sampling_checks import MAX_N, boolean, integer, number
 from jengine.sampling_names import refuses_unknown_names
 from jengine.structured_outputs import StructuredOutputsParams, checked_structured
 
-if TYPE_CHECKING:  # numpy comes with it, and help texts need none
+if TYPE_CHECKING:  # imports numpy, which help texts avoid
     from jengine.logprobs import Table
 
 
@@ -22,9 +22,9 @@ class BeamSearchParams:
     beam_width: int
     max_tokens: int
     ignore_eos: bool = False
-    temperature: float = 0.0  # raw log-probabilities are compared, so only ties can depend on it
+    temperature: float = 0.0  # raw log-probabilities are ranked, so it can only affect ties
     length_penalty: float = 1.0
-    include_stop_str_in_output: bool = False  # of answers over HTTP: LLM's always have the EOS
+    include_stop_str_in_output: bool = False  # over HTTP only; LLM always includes the EOS
     structured_outputs: StructuredOutputsParams | None = None
     skip_special_tokens: bool = True
 
@@ -52,7 +52,7 @@ class BeamSearchSequence:
     logprobs: Sequence[Table]
     cum_logprob: float = 0.0
     text: str | None = None
-    finish_reason: str | None = None  # "abort" or "error" where the search was ended early
+    finish_reason: str | None = None  # "abort" or "error" if the search ended early
     stop_reason: int | str | None = None
     orig_prompt: Any = None
     lora_request: None = None

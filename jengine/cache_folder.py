@@ -1,4 +1,4 @@
-"""Where jengine keeps what it may make again."""
+"""jengine's cache folder, whose contents can be recreated."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Statistics of an engine core as plain data: its counts, histograms, and the times of a request.
+"""Statistics of an engine core as plain data: counts, histograms, and the times of a request.
 
-A core sends them to its fronts. Counters only grow and histograms are cumulative, so that a front
-which misses one message loses nothing. Every duration is measured on one process's monotonic clock.
+Sent by cores to their front ends. Counters and histograms are cumulative, so that a front end which
+misses a message loses nothing. Every duration is measured on one process's monotonic clock.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Self
 import msgspec
 import numpy as np
 
-# Upper bounds of the buckets of two histograms: tokens of one step, and seconds of its phases.
+# Histogram buckets: tokens per step, and seconds per phase of a step.
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 STEP_SECONDS = (
     .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60,
 )  # fmt: skip
-# Upper bounds of seconds that blocks of the KV cache stay, rest and wait to be used again.
+# Histogram buckets for lifetimes, idle times and reuse gaps of KV blocks, in seconds.
 BLOCK_SECONDS = (
     .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800,
 )  # fmt: skip
-# What a step's time is spent on: choosing its requests, everything from there to its output
-# (packing, queueing and the wait for the device), and giving its tokens to requests.
+# Phases of a step: choosing its requests; from there to its output (packing, queueing, waiting for
+# the device); appending tokens to requests.
 PHASES = ("schedule", "run", "commit")
 
 
 class Histogram(msgspec.Struct):
     """Observations counted by buckets, as Prometheus does it."""
 
-    bounds: list[float]  # inclusive upper bounds of all buckets but the last, which has none
+    bounds: list[float]  # inclusive upper bounds; the last bucket is unbounded
     counts: list[int]  # per bucket, not cumulative
     total: float = 0.0
 
@@ -42,12 +42,12 @@ class Histogram(msgspec.Struct):
         return cls(list(bounds), [0] * (len(bounds) + 1))
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count a value, once or several times."""
+        """Count a value `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
     def observe_all(self, values: Sequence[float]) -> None:
-        """Count many values, in less time than one by one."""
+        """Count many values at once, vectorised."""
         buckets = np.searchsorted(self.bounds, values)
         found = np.bincount(buckets, minlength=len(self.counts)).tolist()
         self.counts = [count + more for count, more in zip(self.counts, found, strict=True)]
@@ -57,7 +57,7 @@ class Histogram(msgspec.Struct):
         return type(self)(self.bounds, list(self.counts), self.total)
 
     def plus(self, other: Self) -> Self:
-        """Both histograms' observations; their bounds are the same."""
+        """Sum of two histograms with equal bounds."""
         assert self.bounds == other.bounds, "histograms of different buckets"
         counts = [one + two for one, two in zip(self.counts, other.counts, strict=True)]
         return type(self)(self.bounds, counts, self.total + other.total)
@@ -70,11 +70,11 @@ class RequestTimes(msgspec.Struct, frozen=True, gc=False):
     later one to `decode`.
     """
 
-    queue: float = 0.0  # from its arrival in the core until it was scheduled
-    prefill: float = 0.0  # from then until its first token
-    decode: float = 0.0  # from its first token until its last one
+    queue: float = 0.0  # from arrival in the core until scheduled
+    prefill: float = 0.0  # from then to the first token
+    decode: float = 0.0  # from the first token to the last
     preemptions: int = 0
-    engine: int = 0  # index of the engine, or data-parallel replica, that answered it
+    engine: int = 0  # index of the engine or data-parallel replica
 
     def of_engine(self, index: int) -> RequestTimes:
         """Set the index of the engine that these times come from."""
@@ -85,12 +85,12 @@ class ProgramTotals(msgspec.Struct, frozen=True):
     """Counts of compiled programs, and of real and padded tokens in their steps."""
 
     compiles: dict[str, int] = {}  # by bucket
-    seconds: float = 0.0  # spent on compiling, or on loading compiled programs
-    unexpected: int = 0  # compilations after warm-up, for which a step had to wait
+    seconds: float = 0.0  # of compiling, or loading compiled programs
+    unexpected: int = 0  # compilations after warm-up that a step waited for
     useful_tokens: int = 0
     computed_tokens: int = 0  # padding included
-    awaited: int = 0  # programs that are compiled right now while a step waits for them
-    awaited_seconds: float = 0.0  # for which steps have waited for the compiler
+    awaited: int = 0  # programs being compiled while a step waits for them
+    awaited_seconds: float = 0.0  # total wait of steps for the compiler
     late: dict[str, int] = {}  # compilations after warm-up, by part of the step
 
     def plus(self, other: ProgramTotals) -> ProgramTotals:
@@ -114,10 +114,10 @@ class ProgramTotals(msgspec.Struct, frozen=True):
 class DraftCounts(msgspec.Struct, frozen=True):
     """Speculative decoding: draft tokens that steps have run, and how many were accepted."""
 
-    drafts: int = 0  # runs of draft tokens after a row's last token
+    drafts: int = 0  # draft runs, one per row and step
     drafted: int = 0
     accepted: int = 0
-    # By position among the drafts of a run, from the first one.
+    # By position in the run.
     drafted_at: list[int] = []
     accepted_at: list[int] = []
 
@@ -148,16 +148,16 @@ NO_DRAFT_COUNTS = DraftCounts()
 class CopyCounts(msgspec.Struct, frozen=True):
     """Counts of KV block copies between the device, host memory and a connector."""
 
-    loaded_bytes: int = 0  # from the host's memory to the device
-    stored_bytes: int = 0  # from the device to the host's memory
-    fetched: int = 0  # blocks that a connector has brought to the host's memory
-    failed: int = 0  # blocks that it was asked for and could not bring
-    used_slots: int = 0  # blocks that the host's memory holds
-    slots: int = 0  # blocks that it has room for
+    loaded_bytes: int = 0  # host memory to device
+    stored_bytes: int = 0  # device to host memory
+    fetched: int = 0  # blocks fetched by a connector
+    failed: int = 0  # blocks that a connector failed to fetch
+    used_slots: int = 0  # blocks in host memory
+    slots: int = 0  # capacity in blocks
 
     @property
     def usage(self) -> float:
-        """Share of the host's memory for blocks that is in use, 0 to 1."""
+        """Used share of the host memory for blocks, 0 to 1."""
         return self.used_slots / self.slots if self.slots else 0.0
 
     def plus(self, other: CopyCounts) -> CopyCounts:
@@ -194,40 +194,40 @@ class BlockTimes(msgspec.Struct):
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of a core's requests, steps and cache. Counters count from the core's start."""
+    """Counts of a core's requests, steps and cache. Counters start at zero with the core."""
 
     running: int = 0
     waiting: int = 0
-    deferred: int = 0  # of the waiting: kept back by a gate while others were admitted
+    deferred: int = 0  # of these: held back by a gate while others are admitted
     preemptions: int = 0
     cache_usage: float = 0.0
     prefix_queries: int = 0
     prefix_hits: int = 0
-    external_queries: int = 0  # tokens that the device lacked, looked up in other memory
-    external_hits: int = 0  # of these, loaded from there
-    sleep_level: int = 0  # 1: parameters on the host or the cache dropped, 2: all dropped
-    weights_version: int = 0  # how often the parameters were replaced
-    corrupted: int = 0  # requests ended by logits that are not finite, or by impossible tokens
-    prompt_tokens: int = 0  # of requests that got their first token
-    cached_prompt_tokens: int = 0  # of these, found in the prefix cache
-    external_prompt_tokens: int = 0  # of these, loaded for the request from outside of the device
+    external_queries: int = 0  # tokens not cached on the device, looked up elsewhere
+    external_hits: int = 0  # of these, loaded from host memory or a connector
+    sleep_level: int = 0  # 1: parameters offloaded or the cache dropped, 2: all dropped
+    weights_version: int = 0  # number of parameter updates
+    corrupted: int = 0  # requests ended by non-finite logits or impossible tokens
+    prompt_tokens: int = 0  # of requests whose prefill is complete
+    cached_prompt_tokens: int = 0  # of these, prefix cache hits
+    external_prompt_tokens: int = 0  # of these, loaded from host memory or a connector
     generation_tokens: int = 0
-    steps: int = 0  # a multi-step decode counts as often as it runs
+    steps: int = 0  # a multi-step decode counts once per repetition
     query_tokens: int = 0  # tokens that steps have run
-    attended_tokens: int = 0  # tokens of context over which these attended, summed
-    loaded_tokens: int = 0  # tokens whose keys and values attention has read: once per entry
-    last_step_age: float = 0.0  # seconds since a step was committed, or since the core's start
+    attended_tokens: int = 0  # context lengths attended to, summed over query tokens
+    loaded_tokens: int = 0  # tokens whose KV attention has read: once per entry
+    last_step_age: float = 0.0  # seconds since the last commit, or since start
     step_tokens: Histogram = msgspec.field(default_factory=lambda: Histogram.of(STEP_TOKENS))
     step_seconds: dict[str, Histogram] = {}  # by phase
     drafts: DraftCounts = NO_DRAFT_COUNTS
     copies: CopyCounts = CopyCounts()
     programs: ProgramTotals = ProgramTotals()
-    block_times: BlockTimes | None = None  # where they are measured
-    replicas: tuple[Counts, ...] = ()  # each data-parallel replica's own, where there are several
+    block_times: BlockTimes | None = None  # None: not measured
+    replicas: tuple[Counts, ...] = ()  # per data-parallel replica, if there are several
 
     @property
     def each(self) -> tuple[Counts, ...]:
-        """Counts of each replica's scheduler; a single scheduler's are these."""
+        """Counts per replica; for a single scheduler, these."""
         return self.replicas or (self,)
 
     def later(self, seconds: float) -> Counts:
@@ -239,12 +239,12 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-# Taken over from the replica that has the most of them, and not added up: all replicas get the same
-# parameters, and a step of one shows that the process makes progress.
+# Merged by maximum rather than sum: all replicas get the same parameters. By minimum: one replica's
+# step shows that the process makes progress.
 LARGEST = ("weights_version", "sleep_level")
 SMALLEST = ("last_step_age",)
 AVERAGED = ("cache_usage",)
-# Structs, which are put together by their own rules.
+# Structs with merge rules of their own.
 MERGED = (
     "replicas", "programs", "drafts", "copies", "step_tokens", "step_seconds", "block_times",
 )  # fmt: skip

@@ -1,6 +1,6 @@
-"""What to do about the errors that devices give, by the words in them. No jax.
+"""Advice for device errors, by their message. No jax.
 
-In: a device error and what the engine was doing. Out: advice, or a CapacityError that has it.
+In: a device error and what the engine was doing. Out: advice, or a CapacityError that includes it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ROOM = {
 
 
 class Known(NamedTuple):
-    """A known device error: its name, the words that identify it, and advice."""
+    """A known device error: its name, the pattern that identifies it, and advice."""
 
     name: str
     words: re.Pattern[str]

@@ -20,7 +20,7 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
-# Seconds after which a client that was refused for want of room should try again.
+# Retry-After of requests refused for lack of room, in seconds.
 RETRY_AFTER = 1
 LFS_POINTER = b"version https://git-lfs.github.com/"
 
@@ -34,11 +34,11 @@ class ConfigError(JengineError, ValueError):
 
 
 class RequestError(JengineError, ValueError):
-    """A request is refused. Nothing of it has entered the engine."""
+    """A request is refused. No part of it has entered the engine."""
 
 
 class ContextOverflow(RequestError):
-    """A prompt is too long. Clients of the OpenAI API look for the first sentence."""
+    """A prompt is too long. Clients of the OpenAI API match the first sentence."""
 
     def __init__(self, max_model_len: int, what: str) -> None:
         super().__init__(
@@ -57,23 +57,23 @@ class EngineAsleep(CapacityError):
 
 
 class CheckpointError(JengineError, ValueError):
-    """A model folder cannot be read, is damaged, or would have to run foreign code."""
+    """A model folder is unreadable or damaged, or would have to run foreign code."""
 
 
 class UnsupportedFeature(JengineError, NotImplementedError):
-    """The name is known, the feature is not built."""
+    """The name is known, but its feature is not built."""
 
 
 class UnsupportedAttribute(UnsupportedFeature, AttributeError):
-    """An attribute that vLLM has and we do not."""
+    """An attribute of vLLM that does not exist here."""
 
 
 class UnsupportedImport(UnsupportedFeature, ImportError):
-    """A module or a name in it that vLLM has and we do not."""
+    """A module of vLLM, or a name in one, that does not exist here."""
 
 
 class UnexpectedCompile(JengineError, RuntimeError):
-    """In strict mode a step needed a program that warm-up had not made."""
+    """In strict mode a step needed a program that warm-up had not compiled."""
 
 
 class EngineDead(JengineError, RuntimeError):
@@ -81,15 +81,15 @@ class EngineDead(JengineError, RuntimeError):
 
 
 def error_named(kind: str, text: str) -> JengineError:
-    """An error of the class with this name, as it was raised in another process."""
+    """Rebuild an error raised in another process from its class name and text."""
     found = globals().get(kind)
     known = isinstance(found, type) and issubclass(found, JengineError)
     return (found if known else JengineError)(text)
 
 
 def nearest_name(given: str, known: Iterable[str], before: str = "") -> str:
-    """' Did you mean 'x'?' for the closest known name, shown with what stands `before` names, or an
-    empty string."""
+    """A hint such as ` Did you mean 'x'?` for the closest known name, or "". `before`: a prefix for
+    the shown name."""
     close = difflib.get_close_matches(given, list(known), n=1, cutoff=0.7)
     return f" Did you mean {before + close[0]!r}?" if close else ""
 

@@ -1,7 +1,7 @@
 """Exit handlers that do nothing in forked children.
 
-A forked child inherits what is registered with atexit and weakref.finalize, but none of the
-threads, and what would be ended is still the parent's.
+A forked child inherits the handlers of atexit and weakref.finalize, but no threads, and the
+resources still belong to the parent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Puts off full garbage collections during imports, which make objects that stay."""
+"""Suspends full garbage collections during imports, whose objects stay alive."""
 
 import gc
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ NEVER = 2**31 - 1
 
 @contextmanager
 def put_off() -> Iterator[None]:
-    """Leave out full collections: each would look through all that was imported before."""
+    """Suspend full collections: each would traverse everything imported before."""
     young, middle, old = gc.get_threshold()
     gc.set_threshold(young, middle, NEVER)
     try:

@@ -1,4 +1,4 @@
-"""Imports what a setting names as `package.module:name`."""
+"""Imports objects that settings name as `package.module:name`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from jengine.errors import ConfigError
 
 
 def imported(setting: str, path: str, *, advice: str = "") -> Any:
-    """The object. Raises ConfigError, which names the setting, if it cannot be imported."""
+    """Import the object. Raises ConfigError, which names the setting."""
     module, _, name = path.partition(":")
     try:
         return reduce(getattr, name.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError, ValueError) as error:  # an empty part is a ValueError
+    except (ImportError, AttributeError, ValueError) as error:  # ValueError: an empty part
         advice = advice or (
             "Expected 'package.module:name', in a package that every process of the engine finds."
         )

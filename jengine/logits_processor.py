@@ -1,10 +1,11 @@
-"""Logits processors that run on the host: the interface that users implement. Names follow vLLM.
+"""Interface of logits processors that run on the host, with vLLM's names.
 
-In: the requests of a batch as they come, move and go, and their logits as numpy arrays (vLLM gives
-torch tensors). Out: changed logits. Must not know steps or devices.
+In: changes of the batch, and its logits as numpy arrays (vLLM gives torch tensors). Out: changed
+logits. Must not know steps or devices.
 
-For what cannot be written as a JAX function of logits. It costs every step of the engine a transfer
-of its logits to the host and back, and its overlap: the host waits for the logits of each step.
+For processors that cannot be written as JAX functions of logits. Every step of the engine then
+transfers its logits to the host and back, and steps no longer overlap: the host waits for each
+step's logits.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from typing import TYPE_CHECKING, TypeVar
 
 from jengine.sampling_params import SamplingParams
 
-if TYPE_CHECKING:  # settings are checked without numpy
+if TYPE_CHECKING:  # settings are validated without numpy
     import numpy as np
 
-# One request's function: (output ids, row of logits) -> row of logits, or (prompt ids, output ids,
-# row of logits). The lists of ids grow as tokens are sampled.
+# A request's function: (output ids, logits row) -> logits row, or (prompt ids, output ids, logits
+# row) -> logits row. The lists of ids grow as tokens are sampled.
 RequestLogitsProcessor = Callable[..., "np.ndarray"]
 
 
 class MoveDirectionality(Enum):
     """Whether a move overwrites the second place, or swaps both."""
 
-    UNIDIRECTIONAL = auto()  # the request at the first place goes to the second one
+    UNIDIRECTIONAL = auto()  # the first place's request moves to the second
     SWAP = auto()
 
 
@@ -41,10 +42,10 @@ MovedRequest = tuple[int, int, MoveDirectionality]
 
 @dataclass(frozen=True)
 class BatchUpdate:
-    """Changes of the batch since the last step, in order: removed, added, moved.
+    """Changes of the batch since the last step, applied in the order removed, added, moved.
 
-    An added request may reuse a removed one's place. Its list of output ids is updated in place by
-    the engine: it has all tokens sampled so far whenever a processor runs.
+    An added request may reuse a removed one's place. The engine appends to its list of output ids
+    in place, so it always has all tokens sampled so far.
     """
 
     batch_size: int  # requests in the batch now
@@ -64,16 +65,16 @@ class ProcessorConfig:
 
     @property
     def model_config(self) -> ProcessorConfig:
-        """Itself."""
+        """Return self."""
         return self
 
     @property
     def scheduler_config(self) -> ProcessorConfig:
-        """Itself."""
+        """Return self."""
         return self
 
     def get_vocab_size(self) -> int:
-        """Entries of a row of logits."""
+        """Vocabulary size of the logits."""
         return self.vocab_size
 
 
@@ -90,15 +91,15 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def apply(self, logits: np.ndarray) -> np.ndarray:
-        """The logits f32 [batch, vocabulary], which may be changed in place, after the change.
+        """Return the changed logits f32 [batch, vocabulary]; may change them in place.
 
-        Rows of requests that this step samples nothing for hold zeros.
+        Rows of requests without a sampled token in this step are zeros.
         """
 
     @abstractmethod
     def is_argmax_invariant(self) -> bool:
-        """Whether greedy answers stay what they are: then only rows that draw are processed, after
-        the temperature."""
+        """Whether the argmax never changes. If so, only rows that are not greedy are processed,
+        after the temperature."""
 
     @abstractmethod
     def update_state(self, batch_update: BatchUpdate | None) -> None:
@@ -106,7 +107,7 @@ class LogitsProcessor(ABC):
 
 
 class AdapterLogitsProcessor(LogitsProcessor):
-    """Runs a function of each request's own. Subclasses say which, by the request's parameters."""
+    """Runs a function per request, which subclasses choose by the request's parameters."""
 
     def __init__(self, vllm_config: ProcessorConfig, device: str, is_pin_memory: bool) -> None:
         self.req_info: dict[int, Callable[[np.ndarray], np.ndarray]] = {}

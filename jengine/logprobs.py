@@ -1,7 +1,7 @@
-"""Log-probabilities as arrays, as steps make them, and as the tables that users read.
+"""Log-probabilities as arrays, as computed by steps, and as the tables that users read.
 
-A table maps token ids to `Logprob` at one position, as in vLLM. Tables are made when they are read:
-a prompt of 100,000 tokens with 20 log-probabilities each would take seconds to write out.
+A table maps token ids to `Logprob` at one position, as in vLLM. Tables are built lazily: for a
+prompt of 100,000 tokens with 20 log-probabilities each, building all takes seconds.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from typing import Any, NamedTuple, Protocol, overload
 
 import numpy as np
 
-# Tokens of context that are enough to show a token's text.
+# Context tokens needed to decode a token's text.
 TEXT_CONTEXT = 3
 
 
 class StepLogprobs(NamedTuple):
-    """Log-probabilities of positions: the chosen token first, then the top k, and its rank."""
+    """Log-probabilities per position: the chosen token's, then the top k; and the chosen token's
+    rank."""
 
     values: np.ndarray  # f32 [positions, 1 + k]
     ids: np.ndarray  # i32 [positions, 1 + k]
     rank: np.ndarray  # i32 [positions]
 
     def cut(self, begin: int, end: int) -> StepLogprobs:
-        """A run of positions."""
+        """Slice of positions."""
         return StepLogprobs(*(array[begin:end] for array in self))
 
     def top(self, count: int) -> StepLogprobs:
-        """The chosen token and `count` of the likeliest; -1: all that there are."""
+        """Keep the chosen token and the top `count`; -1: all."""
         columns = slice(None if count < 0 else 1 + count)
         return StepLogprobs(self.values[..., columns], self.ids[..., columns], self.rank)
 
@@ -54,27 +55,26 @@ Table = dict[int, Logprob]
 
 
 class TextsOfTokens(Protocol):
-    """The texts of tokens that could each follow the same tokens."""
+    """Decodes candidate tokens at one position."""
 
     def of(self, token_ids: list[int], context: Sequence[int]) -> Sequence[str | None]:
-        """One text per token id; `context` is the tokens before."""
+        """One text per token id; `context`: the preceding tokens."""
         ...
 
 
 class NoTexts:
-    """Texts of an engine without a tokenizer."""
+    """Stand-in for an engine without a tokenizer."""
 
     def of(self, token_ids: list[int], context: Sequence[int]) -> Sequence[None]:
-        """No texts."""
         return [None] * len(token_ids)
 
 
 class LogprobTables(Sequence[Any]):
-    """One table per position, made when it is read. Equal to a list of the same tables.
+    """Lazy sequence of one table per position. Equal to a list of the same tables.
 
-    `tokens` are the tokens of prompt or answer with enough before them to show texts; row i of the
-    scores is about `tokens[first + i]`. The first token of a prompt has no score: its
-    entry is None, before the first row (`opens_prompt`).
+    `tokens` are the tokens with enough context before them for their texts; row i of the scores is
+    about `tokens[first + i]`. The first token of a prompt has no score: with `opens_prompt` a None
+    precedes the first row.
     """
 
     def __init__(
@@ -128,11 +128,11 @@ class LogprobTables(Sequence[Any]):
         return repr(list(self))
 
     def __reduce__(self) -> Any:
-        """Copies and pickles are plain lists: the texts come from a tokenizer."""
+        """Copy and pickle as plain lists, since texts need the tokenizer."""
         return list, (list(self),)
 
     def _table(self, row: int) -> Table:
-        """The chosen token first, then the best ones."""
+        """Build a table: the chosen token first, then the top ones."""
         ids, values = self.scores.ids[row].tolist(), self.scores.values[row].tolist()
         end = self._first + row
         texts = self._texts.of(ids, self._tokens[max(0, end - TEXT_CONTEXT) : end])
@@ -144,7 +144,8 @@ class LogprobTables(Sequence[Any]):
 
 
 class ScoreBuffer:
-    """The scores of a growing answer. Appending takes amortised constant time."""
+    """Append-only log-probabilities of a growing answer. Appending takes amortised constant
+    time."""
 
     def __init__(self) -> None:
         self._arrays: StepLogprobs | None = None
@@ -154,7 +155,7 @@ class ScoreBuffer:
         return self._used
 
     def append(self, scores: StepLogprobs) -> None:
-        """Add positions at the end."""
+        """Append positions."""
         end = self._used + len(scores.rank)
         if self._arrays is None or end > len(self._arrays.rank):
             self._grow(scores, 2 * end)
@@ -164,7 +165,7 @@ class ScoreBuffer:
         self._used = end
 
     def view(self, begin: int, end: int) -> StepLogprobs:
-        """A run of positions. They never change, so nothing is copied."""
+        """Slice of positions, without a copy: existing ones never change."""
         return StepLogprobs.joined([]) if self._arrays is None else self._arrays.cut(begin, end)
 
     def _grow(self, like: StepLogprobs, capacity: int) -> None:

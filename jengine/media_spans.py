@@ -1,5 +1,5 @@
-"""Spans of images and videos in a prompt, and what the encoder needs of each. Audio, and text for
-an encoder, are beside the prompt: every token of the request attends to them.
+"""Spans of images and videos in a prompt, with the encoder's inputs. Audio, and text for an
+encoder, are encoder inputs beside the prompt, to which every token of the request cross-attends.
 
 Integers and bytes only, so that spans travel in requests and plans.
 """
@@ -13,40 +13,40 @@ import msgspec
 import numpy as np
 
 MediaKind = Literal["image", "video", "audio", "text"]
-BESIDE = ("audio", "text")  # kinds that stand beside a prompt
+BESIDE = ("audio", "text")  # encoder inputs beside the prompt
 FOREVER = 2**31 - 1
 
 
 class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
-    """Prompt tokens that stand for an image's or video's embeddings; or audio, or encoder text,
-    beside the prompt."""
+    """Prompt tokens replaced by an image's or video's embeddings; or audio or encoder text beside
+    the prompt."""
 
     offset: int  # of the first token
     length: int  # tokens; beside a prompt, positions of the encoder's output
-    key: str  # digest of the content and of everything else that its embeddings depend on
+    key: str  # digest of everything that the embeddings depend on
     kind: MediaKind
     grid: tuple[int, int, int]  # frames, rows and columns of patches
-    # Frames, rows and columns of tokens, by which positions of rotation are counted.
+    # Frames, rows and columns of tokens, for MRoPE positions.
     steps: tuple[int, int, int]
-    interval: float = 1.0  # positions from one frame to the next
-    # f32[patches, numbers of a patch], i32[tokens] of text; left out in the plan's new rows
+    interval: float = 1.0  # MRoPE positions per frame
+    # f32[patches, patch size], or i32[tokens] of text; omitted in the plan's new rows
     values: bytes = b""
-    rows: bytes = b""  # i32[length] where the device keeps its embeddings; empty: unread
-    is_whole: bool = False  # its tokens attend to each other, so that one step runs all of them
+    rows: bytes = b""  # i32[length]: rows of the device's embedding array; empty: unread
+    is_whole: bool = False  # bidirectional attention inside: one step must run all of it
 
     @property
     def end(self) -> int:
-        """The position after the last token that reads it."""
+        """Position after the last token that reads it."""
         return FOREVER if self.kind in BESIDE else self.offset + self.length
 
     @property
     def places(self) -> np.ndarray:
-        """i32[length]: where the device keeps its embeddings."""
+        """i32[length]: rows of the device's embedding array."""
         return np.frombuffer(self.rows, np.int32)
 
     @property
     def without_values(self) -> MediaSpan:
-        """Copy without pixel data."""
+        """Copy without the encoder's inputs."""
         return msgspec.structs.replace(self, values=b"")
 
 
@@ -83,6 +83,6 @@ def mrope_positions(spans: Sequence[MediaSpan], length: int) -> np.ndarray:
 
 
 def offset_after(spans: Sequence[MediaSpan]) -> int:
-    """Difference between rotation position and token position after all spans."""
+    """MRoPE position minus token position after all spans."""
     end = spans[-1].end if spans else 0
     return int(mrope_positions(spans, end + 1)[0, -1]) - end

@@ -1,15 +1,15 @@
-"""The limit of open files, which a process with many connections must raise."""
+"""Raises the limit of open files, for processes with many connections."""
 
 from __future__ import annotations
 
 import resource
 
-# That a process has open, besides its connections.
+# Open files of a process besides its connections.
 OTHER_FILES = 64
 
 
 def allow_connections(count: int) -> None:
-    """Raise this process's limit of open files towards what `count` connections need."""
+    """Raise this process's limit of open files, as far as allowed, for `count` connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count + OTHER_FILES
     if hard != resource.RLIM_INFINITY:

@@ -1,7 +1,7 @@
 """Outputs: `StepOutput` of a step, `TokenDelta` of a request, `RequestOutput` for the user.
 
 A `TokenDelta` is what the engine core knows after a step: ids and numbers. The output processor
-adds text. Field names follow vLLM; jengine adds `tokens`, `logprobs_array`, `weight_version`.
+adds text. Field names follow vLLM's; jengine adds `tokens`, `logprobs_array`, `weight_version`.
 """
 
 from __future__ import annotations
@@ -32,72 +32,73 @@ SampleLogprobs = Sequence[Table]
 PromptLogprobs = Sequence[Table | None]
 
 
-# The token of an entry whose logits were not finite. It ends the request.
+# Token of an entry with non-finite logits. Ends the request.
 NOT_FINITE = -1
-# Fills up the tokens of an entry with fewer than others: no draft was accepted there.
+# Padding after the last token of an entry with fewer tokens than others.
 NO_TOKEN = -3
-# Stands for an id beyond the vocabulary, which only a broken kernel returns. It ends the request.
+# Replaces an id beyond the vocabulary, which only a broken kernel returns. Ends the request.
 NO_SUCH_TOKEN = -2
-# Stands for a token that the row's grammar refuses. It ends the request.
+# Replaces a token that the row's grammar rejects. Ends the request.
 REFUSED = -4
-# The token of an entry whose row wants hidden states pooled, and no token. It ends the request.
+# Token of a pooling entry, which samples none. Ends the request.
 POOLED = -5
 
 
 class Refusal(NamedTuple):
-    """Why a token is refused."""
+    """Why a token was rejected."""
 
     text: str
-    by_request: bool = False  # what the request asks for is at fault: no defect of ours
+    by_request: bool = False  # the request's fault, not a defect of ours
 
 
 class StepOutput(NamedTuple):
-    """The results of one step.
+    """Results of one step.
 
-    The compiled step returns them with an item per sampling slot and per token of its bucket. Read
-    on the host, they have an item per entry that wants tokens, and per token that the plan runs,
-    both in the order of the plan's entries. An entry may get several tokens.
+    From the compiled step they have an item per sampling slot and per token of its bucket. Read on
+    the host, they have an item per entry that wants tokens, and per token that the plan runs, both
+    in the order of the plan's entries. An entry may get several tokens.
     """
 
     tokens: Any  # i32[entries, runs]; NO_TOKEN after the last one of an entry with fewer
     logprobs: StepLogprobs | None = None  # [entries, runs, ...] of the sampled tokens
-    prompt_logprobs: StepLogprobs | None = None  # of the token after each one of a prefill chunk
-    # Number of a set of taps -> tap point -> f32[tokens, width]. On the device a set has one entry,
-    # by its first number and their count.
+    prompt_logprobs: StepLogprobs | None = None  # of the token after each prefill token
+    # Number of a set of taps -> tap point -> f32[tokens, width]. On the device there is one entry
+    # per set, keyed by its first number and their count.
     captured: dict[Any, dict[str, Any]] = {}
-    experts: Any = None  # u8 or u16 [tokens, layers, chosen]: those that each token has picked
-    refusals: dict[int, Refusal] = {}  # item of a refused token -> why; made on the host
-    # Item -> tokens that a grammar forces behind the sampled ones; made on the host.
+    experts: Any = None  # u8 or u16 [tokens, layers, chosen]: routed experts
+    refusals: dict[int, Refusal] = {}  # item -> why its token is rejected; made on the host
+    # Item -> tokens that a grammar forces after the sampled ones; made on the host.
     forced: dict[int, list[int]] = {}
-    # Numbers of the fetches that have ended since the plan before, and whether each has succeeded.
+    # Number -> success of the fetches that ended since the last plan.
     transfers_done: dict[int, bool] = {}
-    pooled: Any = None  # f32[entries, width]: what a pooling model makes of each row
-    pooled_tokens: Any = None  # f32[tokens of prefill chunks, width]: and of each token
-    # i32[rows, drafts], by row: what the step drafts after its last token, -1: none.
+    pooled: Any = None  # f32[entries, width]: pooled rows
+    pooled_tokens: Any = None  # f32[tokens of prefill chunks, width]: per-token outputs
+    # i32[rows, drafts]: drafts made for the tokens after each row's last one, -1: none.
     next_drafts: Any = None
 
 
 class TokenDelta(msgspec.Struct, kw_only=True, gc=False):
-    """New tokens of one request after one step, or its end. Never part of a reference cycle."""
+    """New tokens of one request after one step, or its end. Never part of a reference cycle
+    (`gc=False`)."""
 
     request_id: str
     token_ids: list[int]
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     logprobs: StepLogprobs | None = None  # of the new tokens
-    # Of the whole prompt, with the first token's output.
+    # Of the whole prompt, with the first output token.
     prompt_logprobs: StepLogprobs | None = None
-    captured: Any = None  # tap point -> f32 [tokens, width] of tokens not yet delivered
-    # u8 or u16 [tokens, layers, chosen]: experts of tokens whose have not been delivered yet.
+    captured: Any = None  # tap point -> f32 [tokens, width] of undelivered tokens
+    # u8 or u16 [tokens, layers, chosen]: routed experts of undelivered tokens.
     routed_experts: Any = None
-    pooled: Any = None  # f32[width], or f32[prompt, width]: what a pooling model made of it
+    pooled: Any = None  # f32[width], or f32[prompt, width]: the pooled result
     num_cached_tokens: int = 0
     weights_version: int = 0
     message: str | None = None
-    engine_lost: bool = False  # why it ended: another engine may answer the same request
-    refused: bool = False  # `message` is a RequestError's, of the core
-    times: RequestTimes | None = None  # with the first tokens, and with the end
-    kv_transfer: dict[str, Any] | None = None  # with the end: where its blocks are
+    engine_lost: bool = False  # ended by the engine's death: another engine may answer the request
+    refused: bool = False  # `message` is of a RequestError in the core
+    times: RequestTimes | None = None  # with the first tokens and at the end
+    kv_transfer: dict[str, Any] | None = None  # at the end: where its blocks can be fetched
 
 
 @dataclass
@@ -109,13 +110,13 @@ class CompletionOutput:
     token_ids: list[int]
     cumulative_logprob: float | None = None
     logprobs: SampleLogprobs | StepLogprobs | None = None
-    # u8 or u16 [tokens that ran, layers, chosen], once it is complete: the experts that each token
-    # picked, from `routed_experts_prompt_start` on; zeros for layers without experts.
+    # u8 or u16 [tokens that ran, layers, chosen], when finished: routed experts from
+    # `routed_experts_prompt_start` on; zeros for layers without experts.
     routed_experts: np.ndarray | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     lora_request: LoRARequest | None = None
-    # Tap point -> f32 [tokens that ran, width]: prompt and answer but for its last token.
+    # Tap point -> f32 [tokens that ran, width]: prompt and answer except its last token.
     captured: dict[str, np.ndarray] | None = field(default=None, repr=False)
 
     def finished(self) -> bool:
@@ -145,8 +146,8 @@ class RequestMetrics:
     """Times of a request, in seconds.
 
     `*_ts` fields are on the monotonic clock of the process that reads the outputs, 0 until known;
-    their differences are as measured by the core. With n > 1 they are those of the completion whose
-    first token came first.
+    their differences are measured by the core. With n > 1 they are of the completion with the
+    earliest first token.
     """
 
     time_to_first_token: float | None = None  # since the request arrived
@@ -159,12 +160,12 @@ class RequestMetrics:
     first_token_ts: float = 0.0
     last_token_ts: float = 0.0
     first_token_latency: float = 0.0  # as time_to_first_token; 0 until there is a token
-    is_corrupted: bool = False  # it ended because its logits were not finite
+    is_corrupted: bool = False  # ended by non-finite logits
 
 
 @dataclass
 class RequestOutput:
-    """A prompt and its answers, complete or so far."""
+    """A prompt and its completions, finished or partial."""
 
     request_id: str
     prompt: str | None
@@ -178,14 +179,14 @@ class RequestOutput:
     encoder_prompt: None = None
     encoder_prompt_token_ids: None = None
     num_cached_tokens: int = 0
-    kv_transfer_params: dict[str, Any] | None = None  # at the end: for the engine that goes on
+    kv_transfer_params: dict[str, Any] | None = None  # at the end: for the engine that continues
     weight_version: int = 0
     error: str | None = None
-    # The error: another engine may answer the same request.
+    # The engine died: another one may answer the request.
     engine_lost: bool = field(default=False, repr=False)
-    # The error says what is wrong with the request.
+    # The request is invalid, as the error says.
     refused: bool = field(default=False, repr=False)
-    # What a pooling model made of it, as the device gave it.
+    # A pooling model's raw result.
     pooled: np.ndarray | None = field(default=None, repr=False)
 
     @property

@@ -1,7 +1,7 @@
 """The plan: one step's decision, complete and serialisable. The door between host and device.
 
-It holds integers, floats and bytes only and is enough for any host to run the step: the same plans
-on the same weights give the same tokens. It is also what is broadcast to other hosts.
+Holds integers, floats and bytes only, and suffices for any host to run the step: equal plans on
+equal weights give equal tokens. Also what is broadcast to other hosts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jengine.media_spans import MediaSpan
 from jengine.structured_outputs import GrammarSpec
 from jengine.thinking_budget import ThinkingBudget
 
-# What a row may want in place of a token: one vector, or one per token of its prompt.
+# Values of `RowSampling.pools`: sample a token, pool one vector, or one per prompt token.
 POOLED_AS = ("", "vectors", "tokens")
 
 
@@ -41,20 +41,20 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
     allowed_ids: list[int] | None = None
     bad_words: list[list[int]] = []
     logprobs: int | None = None  # None: not wanted; 0: the sampled token only; -1: all
-    # Ids whose log-probabilities are wanted in place of the likeliest tokens'; `logprobs` is then
-    # their number.
+    # Report the log-probabilities of these ids instead of the top ones; `logprobs` is then their
+    # number.
     logprob_ids: list[int] = []
     prompt_logprobs: int | None = None
-    grammar: GrammarSpec | None = None  # what the answer must follow
-    thinking: ThinkingBudget | None = None  # where its reasoning must end
-    processors: int = 0  # number of a set of logits processors; 0: none
-    extra_args: dict[str, Any] | None = None  # for processors that run on the host
-    # What is wanted in place of a sampled token: see `POOLED_AS`. 0: nothing.
+    grammar: GrammarSpec | None = None  # constrains the answer
+    thinking: ThinkingBudget | None = None  # limits its reasoning
+    processors: int = 0  # id of a set of logits processors; 0: none
+    extra_args: dict[str, Any] | None = None  # for host logits processors
+    # Index into `POOLED_AS`; 0: sample a token.
     pools: int = 0
 
     @property
     def has_sampler_state(self) -> bool:
-        """Whether the device keeps something for the row besides its settings."""
+        """Whether the row needs a slot of sampler state on the device."""
         return self.adjusts_logits or bool(self.logprob_ids)
 
     @property
@@ -64,7 +64,7 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_masked(self) -> bool:
-        """Whether masks from the host say which tokens may follow."""
+        """Whether the host sends token masks (grammar or thinking budget)."""
         return self.grammar is not None or self.thinking is not None
 
     @property
@@ -74,7 +74,8 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether the device must know the answer's tokens, or changes the logits by tokens."""
+        """Whether penalties, biases, allowed ids or bad words are in use, for which the device
+        counts tokens or changes their logits."""
         return bool(
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -92,21 +93,19 @@ def packed_tokens(token_ids: Iterable[int]) -> bytes:
 
 
 class NewRow(msgspec.Struct, frozen=True, array_like=True):
-    """A row that starts (or starts again after preemption): everything known of its request."""
+    """A row that starts, or restarts after preemption: everything known of its request."""
 
     row: int
-    tokens: bytes  # i32: prompt and outputs returned so far
+    tokens: bytes  # i32: prompt and outputs so far
     prompt_length: int
     sampling: RowSampling
-    taps: int = 0  # which set of taps the row uses; 0: none
-    # Where the sampler keeps what adjusts the row's logits, and ids of its own to score: 0:
-    # there is nothing; otherwise 1 + its row in the pool of such state.
+    taps: int = 0  # id of the set of taps; 0: none
+    # 1 + index in the pool of sampler state (penalties, masks, ids to score); 0: none.
     sampler_row: int = 0
-    # Which of the step's adapter slots the row uses, from 1 on, and the digest of the adapter that
-    # must be there; 0: no adapter.
+    # Adapter slot, from 1, and the digest of its adapter; 0: no adapter.
     adapter_slot: int = 0
     adapter: str = ""
-    embeds: bytes | None = None  # f32[prompt_length, hidden]: the prompt's tokens stand for these
+    embeds: bytes | None = None  # f32[prompt_length, hidden]: in place of the tokens' embeddings
     media: list[MediaSpan] = []  # images and videos in its prompt, without their values
 
     @property
@@ -116,9 +115,9 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NewBlocks(msgspec.Struct, frozen=True, array_like=True):
-    """Blocks a row gains in one cache group, appended at `first` in its block table.
+    """Blocks a row gains in one cache group, written to its block table from index `first`.
 
-    A block id of 0 is the null block: the row will never read there (outside its window).
+    Block id 0 is the null block, outside the row's window and never read.
     """
 
     row: int
@@ -128,8 +127,7 @@ class NewBlocks(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KnownTokens(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens appended to a running row by the host (forced by a grammar), which the device has not
-    sampled."""
+    """Tokens appended to a running row by the host (forced by a grammar), unknown to the device."""
 
     row: int
     start: int  # position of the first
@@ -137,15 +135,15 @@ class KnownTokens(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Wanted(IntEnum):
-    """Result wanted of an entry: nothing, or the row's output after its last token."""
+    """Result wanted of an entry: nothing, or the output after its last token."""
 
-    NOTHING = 0  # a prefill chunk that does not reach the end of what is known
+    NOTHING = 0  # a prefill chunk that is not the last
     TOKENS = 1
 
 
-# Looking a member up in its class is slow.
+# Module constants: member lookup on an enum class is slow.
 NOTHING, TOKENS = Wanted
-# And numpy looks for attributes of a member that an array is compared with.
+# Comparing an array with an enum member is slow, too.
 TOKENS_NUMBER = int(TOKENS)
 
 
@@ -162,13 +160,12 @@ ENTRY_BYTES = len(Entry._fields) * np.dtype(np.int32).itemsize
 
 
 class Entries(msgspec.Struct, frozen=True, array_like=True):
-    """The entries of a plan, stored by column: a step makes no object per row."""
+    """The entries of a plan, stored by column, so that a step creates no object per row."""
 
     table: bytes  # i32[4, entries]: the fields of Entry
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> Entries:
-        """These entries."""
         return cls(np.array([*entries], np.int32).reshape(-1, len(Entry._fields)).T.tobytes())
 
     @classmethod
@@ -179,10 +176,10 @@ class Entries(msgspec.Struct, frozen=True, array_like=True):
         lengths: Sequence[int],
         wanted: Sequence[Wanted],
     ) -> Entries:
-        """As many entries as each column has items."""
+        """From columns of equal length."""
         columns = (rows, starts, lengths, wanted)
         assert len(set(map(len, columns))) == 1, "columns of one length"
-        # numpy takes several times as long for lists of so few numbers.
+        # numpy takes several times as long for such short lists.
         return cls(array("i", chain(*columns)).tobytes())
 
     @property
@@ -192,22 +189,22 @@ class Entries(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def rows(self) -> np.ndarray:
-        """i32[entries]: the row of each entry."""
+        """i32[entries]."""
         return self.columns[0]
 
     @property
     def starts(self) -> np.ndarray:
-        """i32[entries]: the first position that each entry runs."""
+        """i32[entries]: first position of each entry."""
         return self.columns[1]
 
     @property
     def lengths(self) -> np.ndarray:
-        """i32[entries]: the number of tokens of each entry."""
+        """i32[entries]: number of tokens of each entry."""
         return self.columns[2]
 
     @property
     def wants_tokens(self) -> np.ndarray:
-        """bool[entries]: whether tokens are to be sampled."""
+        """bool[entries]: whether to sample."""
         return self.columns[3] == TOKENS_NUMBER
 
     def __len__(self) -> int:
@@ -219,21 +216,21 @@ class Entries(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenMasks(msgspec.Struct, frozen=True, array_like=True):
-    """Which tokens rows with a grammar or a budget of reasoning may sample next, and after each of
-    their drafts. They hold until they are replaced."""
+    """Allowed next tokens of rows with a grammar or a thinking budget, also after each of their
+    drafts. Valid until replaced."""
 
-    sampler_rows: bytes  # i32[masks]: where each is kept, as `NewRow.sampler_row`
-    drafts_before: bytes  # i32[masks]: after how many of the row's drafts each holds
-    words: bytes  # i32[masks, vocabulary / 32]: a bit per token, the lowest first; 1: allowed
+    sampler_rows: bytes  # i32[masks]: see `NewRow.sampler_row`
+    drafts_before: bytes  # i32[masks]: number of the row's drafts before each
+    words: bytes  # i32[masks, vocabulary / 32]: one bit per token, lowest first; 1: allowed
 
     @property
     def rows(self) -> np.ndarray:
-        """i32[masks], from 0: rows of the sampler's pool."""
+        """i32[masks], from 0: indices in the pool of sampler state."""
         return np.frombuffer(self.sampler_rows, np.int32) - 1
 
     @property
     def after(self) -> np.ndarray:
-        """i32[masks]: after how many of its row's drafts each holds."""
+        """i32[masks]: number of the row's drafts before each."""
         return np.frombuffer(self.drafts_before, np.int32)
 
     @property
@@ -243,16 +240,17 @@ class TokenMasks(msgspec.Struct, frozen=True, array_like=True):
 
 
 NO_ENTRIES = Entries(b"")
-NO_DRAFTER = -1  # in place of a number of drafts
+NO_DRAFTER = -1  # see `Plan.next_drafts`
 
 
 class Drafts(msgspec.Struct, frozen=True, array_like=True):
-    """Drafts of a row's next tokens, by position. The host may not know yet how many of the drafts
-    in flight were accepted: the step takes those that follow the tokens that the row really has."""
+    """Draft tokens of a row, by position. Some drafts in flight may not be verified yet, so the
+    step takes those that follow the row's true last token."""
 
     row: int
-    first: int  # the position of the first one: the earliest at which the row can go on
-    # Where they end too early, the row gets fewer drafts. Empty: the step before has made them.
+    first: int  # position of the first: the earliest at which the row can continue
+    # If too few follow the true last token, the row runs fewer drafts. Empty: drafts made on the
+    # device by the last step.
     token_ids: list[int]
 
 
@@ -262,7 +260,7 @@ class BlockCopies(msgspec.Struct, frozen=True, array_like=True):
     group: int
     blocks: list[int]
     slots: list[int]
-    # Of saves: names of the contents, for connectors that keep them in places further away.
+    # Of saves: content keys, for connectors.
     keys: list[bytes] = []
 
 
@@ -278,11 +276,11 @@ class Forks(msgspec.Struct, frozen=True, array_like=True):
 class Fetch(msgspec.Struct, frozen=True, array_like=True):
     """A block that a connector fetches into a host-memory slot."""
 
-    number: int  # by which `StepOutput.transfers_done` reports it
+    number: int  # reported in `StepOutput.transfers_done`
     group: int
     slot: int
     key: bytes
-    source: str = ""  # where it is, if the request says so
+    source: str = ""  # the connector's source; "": not request-specific
 
 
 class Transfers(msgspec.Struct, frozen=True, array_like=True):
@@ -294,20 +292,20 @@ class Transfers(msgspec.Struct, frozen=True, array_like=True):
     loads: list[BlockCopies] = []
     saves: list[BlockCopies] = []
     fetches: list[Fetch] = []
-    reset: bool = False  # first: no slot holds anything, and fetches in progress are forgotten
+    reset: bool = False  # first: empty all slots and forget fetches in progress
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True):
     """One step.
 
-    The first `num_decodes` entries are decodes: each runs one token that the device itself sampled
-    in an earlier step, and drafts after it as far as its `length` is more than 1. Then its `start`
-    is the position if all drafts in flight are accepted; the device knows the real one. The others
-    are prefill chunks: they run tokens that the host knows (prompts, and recomputed outputs).
+    The first `num_decodes` entries are decodes: each runs the row's last token, sampled on the
+    device in an earlier step, and then drafts if its `length` exceeds 1. With drafts in flight,
+    `start` assumes that all are accepted; the device knows the true position. The other entries are
+    prefill chunks: they run tokens known to the host (prompts, and recomputed outputs).
 
-    In a multi-step decode every entry is a decode and runs `repeats` times, each time on the token
-    sampled the time before; its `length` is `repeats`. It may end early, once every row has sampled
-    one of its stop ids.
+    In a multi-step decode every entry is a decode that runs `repeats` times, each time on the token
+    sampled before; its `length` is `repeats`. It may end early, once every row has sampled one of
+    its stop ids.
     """
 
     step: int
@@ -317,11 +315,11 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     new_blocks: list[NewBlocks] = []
     released: list[int] = []
     repeats: int = 1
-    masks: TokenMasks | None = None  # those that are new
-    known: list[KnownTokens] = []  # run by the prefill chunks of rows that are not new
+    masks: TokenMasks | None = None  # new masks only
+    known: list[KnownTokens] = []  # run by prefill chunks of rows that are not new
     drafts: list[Drafts] = []
-    # Tokens that the step itself drafts, at its end, for each row that it samples; NO_DRAFTER: the
-    # model that drafts does not even read the step's tokens.
+    # Drafts to make on the device at the end of the step, per sampled row. NO_DRAFTER: do not run
+    # the draft model at all, not even on the step's tokens.
     next_drafts: int = 0
     transfers: Transfers | None = None
     encode: list[MediaSpan] = []  # images to encode before the step
@@ -329,22 +327,21 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def runs_step(self) -> bool:
-        """Whether it runs a step: one with transfers and without entries runs only these."""
+        """False for a plan with only transfers."""
         return self.transfers is None or len(self.entries) > 0
 
     @property
     def num_decode_rows(self) -> int:
-        """Tokens that its decodes run at a time."""
+        """Tokens that the decodes run at a time, drafts included."""
         if not self.drafts:
             return self.num_decodes
         return int(self.entries.lengths[: self.num_decodes].sum())
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that this step runs."""
         return int(self.entries.lengths.sum())
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Number of tokens of prefill chunks in the step."""
+        """Tokens of prefill chunks."""
         return int(self.entries.lengths[self.num_decodes :].sum())

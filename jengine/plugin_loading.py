@@ -1,6 +1,6 @@
-"""Plugins: functions of other packages that are called once in every process of an engine. No jax.
+"""Plugins: functions of other packages, called once in every process of an engine. No jax.
 
-A package names them in its entry points, group `jengine.plugins`. They may register models
+A package declares them as entry points of the group `jengine.plugins`. They may register models
 (`jengine.register_model`) and calls for `collective_rpc` (`jengine.executor.calls.register_call`).
 """
 
@@ -17,7 +17,7 @@ _loaded: list[EntryPoint] = []
 
 
 def installed_plugins() -> list[EntryPoint]:
-    """The plugins of all installed packages, in the order of their names."""
+    """Plugins of all installed packages, by name."""
     return sorted(entry_points(group=GROUP), key=lambda one: (one.name, one.value))
 
 

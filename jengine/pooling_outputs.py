@@ -1,4 +1,4 @@
-"""What pooling models return, by vLLM's names."""
+"""Outputs of pooling models, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ O = TypeVar("O")  # noqa: E741 - an output
 
 @dataclass
 class PoolingOutput:
-    """What `LLM.encode` and `LLM.reward` return: f32 [size], or [tokens, size] per token."""
+    """Result of `LLM.encode` and `LLM.reward`: f32 [size], or [tokens, size] per token."""
 
     data: np.ndarray
 
@@ -26,7 +26,7 @@ class PoolingOutput:
 
 @dataclass
 class EmbeddingOutput:
-    """What `LLM.embed` returns for a prompt."""
+    """Result of `LLM.embed` for a prompt."""
 
     embedding: list[float]
 
@@ -46,7 +46,7 @@ class EmbeddingOutput:
 
 @dataclass
 class ClassificationOutput:
-    """What `LLM.classify` returns for a prompt: a probability per class, or a score where
+    """Result of `LLM.classify` for a prompt: a probability per class, or a raw score with
     `use_activation=False`."""
 
     probs: list[float]
@@ -67,7 +67,7 @@ class ClassificationOutput:
 
 @dataclass
 class ScoringOutput:
-    """What `LLM.score` returns for a pair of texts: their relevance."""
+    """Result of `LLM.score` for a pair of texts: their relevance."""
 
     score: float
 

@@ -1,4 +1,4 @@
-"""PoolingParams: what is wanted of a pooling model for one prompt, by vLLM's names."""
+"""PoolingParams: parameters of one pooling prompt, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ REMOVED_TASKS = {
     "encode": "`encode` task was removed; use `token_embed` or `token_classify` instead.",
 }
 KNOWN_TASKS = ("embed", "classify", "token_embed", "token_classify")
-# How the answer of such a request is read: it has no token and no text.
+# Sampling parameters of pooling requests: no tokens, no text.
 UNWRITTEN = SamplingParams(max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
 @dataclass
 class PoolingParams:
-    """Parameters of one prompt. None: what suits the model."""
+    """Parameters of one pooling prompt. None: the model's default."""
 
-    # Whether embeddings are normalised, and scores of classes become probabilities.
+    # Whether to normalise embeddings, and turn class scores into probabilities.
     use_activation: Annotated[bool | None, Parameter()] = None
-    # Of embeddings, for models made for fewer ones (Matryoshka).
+    # Embedding size, for Matryoshka models.
     dimensions: Annotated[int | None, Parameter()] = None
-    # Rewards of steps: the token at which a step ends, and the outputs that are returned.
+    # Step rewards: the token that ends a step, and the outputs to return.
     step_tag_id: Annotated[int | None, Parameter()] = None
     returned_token_ids: list[int] | None = None
     task: PoolingTask | None = None

@@ -9,7 +9,7 @@ from typing import Any, NotRequired, TypedDict
 
 from jengine.media_spans import MediaSpan
 
-LONGEST_SALT = 1024  # characters of a `cache_salt`
+LONGEST_SALT = 1024  # maximum characters of a `cache_salt`
 
 
 class TextPrompt(TypedDict):
@@ -22,28 +22,28 @@ class TextPrompt(TypedDict):
 
 
 class TokensPrompt(TypedDict):
-    """A prompt as token ids; `prompt` is the text that they came from, if known."""
+    """A prompt as token ids; `prompt` is their text, if known."""
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
-    token_type_ids: NotRequired[list[int]]  # of models that read pairs of texts
-    prompt_embeds: NotRequired[bytes]  # rendered: f32[prompt, hidden], which the ids stand for
+    token_type_ids: NotRequired[list[int]]  # for models that read text pairs
+    prompt_embeds: NotRequired[bytes]  # rendered: f32[prompt, hidden], in place of the ids
     # Images, {"image": one or a list}: PIL images, arrays of numpy or JAX, paths, bytes of files.
     # Videos, {"video": one or a list}: arrays of frames, lists of pictures, animated pictures (GIF,
     # WebP or PNG), or a tuple of these and {"fps": ...}.
     # Audio, {"audio": (array, sampling_rate)}, or a path or the bytes of a file.
     multi_modal_data: NotRequired[dict[str, Any]]
-    mm_processor_kwargs: NotRequired[dict[str, Any]]  # how they are resized and scaled
-    media: NotRequired[list[MediaSpan]]  # rendered: the images, whose tokens are in the ids
-    # Whether it goes on from all tokens of an earlier prompt and its answer that said so too, or
-    # others go on from its own, as in a search over answers: each then runs one token.
+    mm_processor_kwargs: NotRequired[dict[str, Any]]  # preprocessing options
+    media: NotRequired[list[MediaSpan]]  # rendered: spans of images whose placeholders are expanded
+    # Beam search: continue from the last block of an earlier such prompt and its answer, or let
+    # others continue from this one's, so that each runs one token only.
     forks: NotRequired[bool]
 
 
 class EmbedsPrompt(TypedDict):
-    """A prompt as embeddings [tokens, hidden] of numpy or JAX: rows as the model's own embedding
-    would give them, before any scale. `prompt` is only shown."""
+    """A prompt as embeddings [tokens, hidden] of numpy or JAX, like the rows of the model's
+    embedding before any scale. `prompt` is for display."""
 
     prompt_embeds: Any
     prompt: NotRequired[str]
@@ -51,7 +51,7 @@ class EmbedsPrompt(TypedDict):
 
 
 class ExplicitEncoderDecoderPrompt(TypedDict):
-    """What an encoder reads, and how the answer of its decoder begins."""
+    """Prompts of an encoder-decoder model."""
 
     encoder_prompt: TextPrompt
     decoder_prompt: str | list[int] | TokensPrompt | None

@@ -1,6 +1,6 @@
 """Ends answers that repeat themselves: settings and detection.
 
-In: an answer's tokens. Out: whether they end in a pattern repeated often enough. Plain data, which
+In: an answer's tokens. Out: whether they end in enough repetitions of a pattern. Plain data, which
 travels with requests.
 """
 
@@ -18,7 +18,8 @@ from jengine.sampling_checks import integer
 class RepetitionDetectionParams(msgspec.Struct, frozen=True):
     """Ends an answer once its last tokens are one pattern, `min_count` times in a row.
 
-    Patterns have `min_pattern_size` (0 is 1) to `max_pattern_size` tokens; 0 looks for none.
+    Patterns have `min_pattern_size` (0 means 1) to `max_pattern_size` tokens; a `max_pattern_size`
+    of 0 disables detection.
     """
 
     max_pattern_size: int = 0
@@ -41,16 +42,16 @@ class RepetitionDetectionParams(msgspec.Struct, frozen=True):
 
     @property
     def longest(self) -> int:
-        """Tokens at the end of an answer that can show a repetition."""
+        """Length of the tail to examine, in tokens."""
         return self.max_pattern_size * self.min_count
 
     def found_in(self, answer: Sequence[int]) -> bool:
-        """Whether these tokens end in a pattern that came often enough."""
+        """Whether these tokens end in enough repetitions of a pattern."""
         for size in range(max(self.min_pattern_size, 1), self.max_pattern_size + 1):
             length = size * self.min_count
             if length > len(answer):
                 return False
-            # A sequence of period `size` equals itself, shifted by that.
+            # A sequence has period `size` iff it equals itself shifted by `size`.
             tail = answer[-length:]
             if tail[size:] == tail[:-size]:
                 return True

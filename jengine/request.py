@@ -1,7 +1,7 @@
-"""A request as it enters the engine core (`WireRequest`), and while it is answered (`Request`).
+"""A request as sent to the engine core (`WireRequest`), and in the core (`Request`).
 
-Three counters describe a running request: tokens known, tokens computed (in the cache), and plans
-in flight (that sample for it and are not back). The rest is derived or saves looking up.
+Three counters describe a running request: tokens known, tokens computed (in the KV cache), and
+plans in flight that sample for it. The other fields are derived, or caches.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class WireRequest(msgspec.Struct, frozen=True, kw_only=True):
     repetition: RepetitionDetectionParams | None = None
     priority: int = 0
     arrival: float = 0.0
-    drawn_seed: bool = False  # the seed is not the user's: the engine drew it
+    drawn_seed: bool = False  # drawn by the engine, not set by the user
     cache_salt: str | None = None
     skip_reading_prefix_cache: bool = False
-    embeds: bytes | None = None  # f32[prompt, hidden]: the prompt's tokens only stand for these
-    taps: int = 0  # number of a set of taps that the runner knows; 0: none
-    replica: int | None = None  # the data-parallel replica that is to run it; None: any
+    embeds: bytes | None = None  # f32[prompt, hidden]: embeddings in place of the prompt's tokens
+    taps: int = 0  # id of a set of taps known to the runner; 0: none
+    replica: int | None = None  # data-parallel replica to run on; None: any
     adapter: str = ""  # digest of the LoRA adapter's content; "": none
-    adapter_name: str = ""  # what its user calls it, for events of blocks
-    adapter_number: int = 0  # likewise
-    kv_transfer: dict[str, Any] | None = None  # what other engines say of its blocks, and may ask
-    routed_experts_start: int = 0  # experts of tokens before this position are not wanted
+    adapter_name: str = ""  # its name, for KV events
+    adapter_number: int = 0  # its number, for KV events
+    kv_transfer: dict[str, Any] | None = None  # `kv_transfer_params` of the request
+    routed_experts_start: int = 0  # first token whose routed experts are returned
     media: list[MediaSpan] = []  # images and videos in the prompt, in their order
-    # Whether others go on from its last tokens, as it does from theirs: `kvcache.partial_blocks`.
+    # Beam search: its partial last block is shared, see `kvcache.partial_blocks`.
     forks: bool = False
 
 
@@ -52,20 +52,21 @@ class ReadPrompt(NamedTuple):
 
     tokens: array[int]  # i32
     weights_version: int
-    joined_hashes: bytes = b""  # of its first blocks, for these weights
+    joined_hashes: bytes = b""  # block hashes of its prefix, concatenated, for this weights version
 
 
 class Status(Enum):
     """Lifecycle state. Everything after PREEMPTED is finished."""
 
     WAITING = auto()
-    LOADING = auto()  # it waits for blocks from outside of the device
+    LOADING = auto()  # waiting for KV blocks to be loaded
     RUNNING = auto()
     PREEMPTED = auto()
     FINISHED = auto()
 
 
-# Looking a member up in its class takes longer than all else that a step does for a request.
+# Module constants: looking a member up in its class takes longer than all else that a step does for
+# a request.
 WAITING, LOADING, RUNNING, PREEMPTED, FINISHED = Status
 
 
@@ -113,48 +114,50 @@ class Request:
         prompt: ReadPrompt | None = None,
     ) -> None:
         prompt = prompt or ReadPrompt(array("i", wire.prompt_token_ids), 0)
-        # Its tokens are below, in a quarter of the memory; embeddings are divided by their number.
+        # Tokens are kept below, in a quarter of the memory; with embeddings the ids give their
+        # number.
         is_text = wire.embeds is None
         self.wire = msgspec.structs.replace(wire, prompt_token_ids=[]) if is_text else wire
         self.request_id = wire.request_id
         self.status = WAITING
         self.row = -1
-        self.sampler_row = 0  # 1 + its row in the sampler's pool, while it runs and needs one
-        self.adapter_slot = 0  # where the step has its adapter, while it runs and needs one
+        self.sampler_row = 0  # 1 + its index in the sampler's pool, while it runs and needs one
+        self.adapter_slot = 0  # adapter slot, while it runs and needs one
         self.token_ids = prompt.tokens
         self.prompt_length = len(wire.prompt_token_ids)
         self.num_computed = 0
         self.num_in_flight = 0
-        # No token may be known beyond this length.
+        # Maximum number of known tokens.
         self.cap = min(max_model_len, self.prompt_length + wire.max_tokens)
         self.admission_order = admission_order
         self.block_hashes: list[bytes] = []
-        self.joined_hashes = prompt.joined_hashes  # the first of them, until they are needed
-        self.records: Any = None  # what steps say of its tokens: see kvcache.token_records
+        self.joined_hashes = prompt.joined_hashes  # block hashes of the prefix, until unpacked
+        self.records: Any = None  # per-token results, see kvcache.token_records
         self.num_preemptions = 0
         self.num_cached_tokens = -1
-        self.num_external_tokens = -1  # loaded from outside of the device; -1: not looked up there
+        self.num_external_tokens = -1  # of host memory or a connector; -1: not looked up
         self.weights_version = prompt.weights_version
-        # Computed tokens whose step has been committed: what no step in flight still has to do.
+        # Computed tokens whose steps have been committed.
         self.num_processed = 0
-        # Tokens known at admission. Below it the row runs tokens from the host, then its own.
+        # Tokens known at admission, which the row runs from the host; later ones it has sampled
+        # itself.
         self.known_at_admission = 0
-        self.sent = 0  # tokens that plans have brought: below it the device knows the row's text
-        self.last_step = -1  # number of the last plan it was in
-        self.capacity = 0  # tokens that its blocks can take
-        self.publish_at = 0  # tokens at which its next block is full and may be found by others
-        # When it arrived, got its row and got its first token: see scheduler.recorder. -1: not yet.
+        self.sent = 0  # tokens known to the device through plans
+        self.last_step = -1  # number of its last plan
+        self.capacity = 0  # capacity of its blocks, in tokens
+        self.publish_at = 0  # number of tokens at which its next full block is published
+        # Times of arrival, first scheduling and first token (see scheduler.recorder); -1: not yet.
         self.queued_at = self.scheduled_at = self.first_token_at = -1.0
-        # Whether the host must have read its last token before the next one may be sampled.
+        # Whether a step must be read before the next token can be sampled.
         self.reads_each_token = wire.sampling.is_masked
-        # Sampled tokens that end it.
+        # Tokens that end it when sampled.
         self.ending_ids = frozenset(
             [NOT_FINITE, NO_SUCH_TOKEN, REFUSED, POOLED, *wire.eos_token_ids, *wire.stop_token_ids]
         )
 
     @property
     def num_known(self) -> int:
-        """Prompt and returned output tokens."""
+        """Prompt and output tokens so far."""
         return len(self.token_ids)
 
     @property

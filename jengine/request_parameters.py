@@ -1,7 +1,7 @@
-"""How the fields of a request's parameters declare themselves: `Annotated[type, Parameter(...)]`.
+"""Declares fields of request parameters: `Annotated[type, Parameter(...)]`.
 
-`SamplingParams` and `PoolingParams` are the tables: their checks, the bodies of HTTP routes, flags,
-the settings of benchmarks and the rows of steps are made of them. Must not know what a field means.
+`SamplingParams` and `PoolingParams` are the tables from which checks, HTTP bodies, flags, benchmark
+settings and step rows are derived. Must not know what a field means.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from msgspec import Meta, Struct, defstruct
 from jengine.errors import RequestError
 from jengine.sampling_checks import boolean, integer, number
 
-Check = Callable[[str, Any], Any]  # of a name and a value: what is accepted, or a RequestError
+Check = Callable[[str, Any], Any]  # (name, value) -> normalised value, or a RequestError
 
 
 class Given(enum.Flag):
     """Interfaces that accept a parameter, and whether RowSampling has it."""
 
     NOWHERE = 0
-    TEXT = enum.auto()  # the bodies of completions, chats and responses
-    MESSAGES = enum.auto()  # those of /v1/messages
-    AUDIO = enum.auto()  # the forms of transcriptions and translations
+    TEXT = enum.auto()  # bodies of completions, chats and responses
+    MESSAGES = enum.auto()  # bodies of /v1/messages
+    AUDIO = enum.auto()  # forms of transcriptions and translations
     BENCH = enum.auto()  # `jengine bench serve`
-    ROW = enum.auto()  # RowSampling has it by the same name, and steps read it from there
+    ROW = enum.auto()  # same-named field of RowSampling
     SAMPLED = TEXT | AUDIO | BENCH | ROW
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """Range, type and interfaces of a field. None stands for no limit."""
+    """Range, type and interfaces of a field. None: no limit."""
 
     least: int | None = None
-    above: int | None = None  # instead of `least`: this number is none of them
+    above: int | None = None  # exclusive minimum, instead of `least`
     most: int | None = None
-    check: Check | None = None  # in place of the limits; None needs no check
-    json: Any = None  # what it is in JSON, where that is not the field's type
-    help: str = ""  # of the command line's flag; empty: there is none
+    check: Check | None = None  # replaces the limits; None needs no check
+    json: Any = None  # JSON type, if not the field's type
+    help: str = ""  # help of the command-line flag; empty: no flag
     on: Given = Given.NOWHERE
-    adjusts: bool = False  # any value but the default needs a step that adjusts logits
-    # The field's own, which `declared` fills in. `kind` is its type without None.
+    adjusts: bool = False  # other values than the default need a step that adjusts logits
+    # Filled in by `declared`. `kind`: the field's type without None.
     kind: Any = None
     may_be_none: bool = False
     default: Any = None
@@ -94,7 +94,7 @@ def told(**schema: Any) -> Meta:
 
 Amount = Annotated[int, told(minimum=1)]
 AmountOrNone = Annotated[int, told(minimum=0)]
-AmountOrAll = Annotated[int, told(minimum=-1)]  # -1: as many as there are
+AmountOrAll = Annotated[int, told(minimum=-1)]  # -1: all
 TokenId = Annotated[int, told(minimum=0, maximum=2**31 - 1)]
 Text = Annotated[str, told(minLength=1)]
 Texts = list[Text]
@@ -105,7 +105,7 @@ Bias = Annotated[
 
 
 def declared(owner: type[Any]) -> dict[str, Parameter]:
-    """The fields of a dataclass that have a Parameter, in their order."""
+    """The fields of a dataclass that have a Parameter, in order."""
     hints, found = get_type_hints(owner, include_extras=True), dict[str, Parameter]()
     for field in fields(owner):
         kind, *own = get_args(hints[field.name]) or (None, None)

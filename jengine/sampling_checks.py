@@ -1,4 +1,5 @@
-"""Checks of values in SamplingParams: each returns what it accepts, or raises RequestError."""
+"""Validators of SamplingParams fields: each returns the normalised value, or raises
+RequestError."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ MAX_STOP_STRINGS = 64
 
 
 def integer(name: str, value: Any, least: int | None, most: int | None = None) -> int:
-    """`value` as an int in range, or a RequestError."""
+    """Validate an int within the range."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise RequestError(f"{name}={value!r}: expected an integer.")
     value = value.__index__()
@@ -27,7 +28,7 @@ def integer(name: str, value: Any, least: int | None, most: int | None = None) -
 
 
 def number(name: str, value: Any, least: float | None, most: float | None = None) -> float:
-    """`value` as a finite float in range, or a RequestError."""
+    """Validate a finite float within the range."""
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise RequestError(f"{name}={value!r}: expected a number.")
     try:
@@ -45,33 +46,34 @@ def _within(value: float, least: float | None, most: float | None) -> bool:
 
 
 def boolean(name: str, value: Any) -> bool:
-    """Refuse anything that is not True or False."""
+    """Validate a bool."""
     if not isinstance(value, bool):
         raise RequestError(f"{name}={value!r}: expected True or False.")
     return value
 
 
 def logprob_count(name: str, value: Any) -> int | None:
-    """None: not wanted. 0: the chosen token only. k: the top k as well. -1: the vocabulary."""
+    """Normalise a number of log-probabilities. None: none; 0: the chosen token's only; k: also the
+    top k; -1: the whole vocabulary."""
     if value is False:
         return None
     return 1 if value is True else integer(name, value, -1)
 
 
 def token_ids(name: str, values: Sequence[int]) -> list[int]:
-    """A list of non-negative ints, or a RequestError naming the first that is not."""
+    """Validate a list of non-negative ints."""
     if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
         raise RequestError(f"{name}={values!r}: expected a list of token ids.")
     return [integer(f"{name}[{i}]", value, 0, 2**31 - 1) for i, value in enumerate(values)]
 
 
 def ending_ids(name: str, values: Any) -> list[int]:
-    """Token ids that end an answer, each once."""
+    """Validate stop token ids; duplicates are removed."""
     return list(dict.fromkeys(token_ids(name, values or [])))
 
 
 def some_token_ids(name: str, values: Any) -> list[int]:
-    """Token ids, at least one."""
+    """Validate a non-empty list of token ids."""
     found = token_ids(name, values)
     if not found:
         raise RequestError(f"{name}=[]: expected at least one token id.")
@@ -79,7 +81,7 @@ def some_token_ids(name: str, values: Any) -> list[int]:
 
 
 def logprob_ids(name: str, ids: Any) -> list[int]:
-    """Ids whose log-probabilities are wanted at each position."""
+    """Validate `logprob_token_ids`."""
     found = token_ids(name, ids)
     if len(found) > MAX_LOGPROB_IDS:
         raise RequestError(
@@ -89,7 +91,7 @@ def logprob_ids(name: str, ids: Any) -> list[int]:
 
 
 def check_number_of_ids(ids: Sequence[int] | None, logprobs: int | None) -> None:
-    """Refuse a number of log-probabilities that is not that of the ids wanted."""
+    """Raise RequestError unless `logprobs` is unset or the number of `logprob_token_ids`."""
     name = "logprob_token_ids"
     if ids is not None and logprobs not in (None, len(ids)):
         raise RequestError(
@@ -99,7 +101,7 @@ def check_number_of_ids(ids: Sequence[int] | None, logprobs: int | None) -> None
 
 
 def stop_strings(name: str, given: Any) -> list[str]:
-    """Texts that end an answer."""
+    """Normalise stop strings to a list."""
     found = [given] if isinstance(given, str) else list(given or [])
     if any(not isinstance(item, str) or not item for item in found):
         raise RequestError(f"{name}={given!r}: expected strings that are not empty.")
@@ -109,7 +111,7 @@ def stop_strings(name: str, given: Any) -> list[str]:
 
 
 def forbidden_words(name: str, given: Any) -> list[str]:
-    """Words that an answer must not have."""
+    """Validate bad words."""
     words = list(given or [])
     if any(not isinstance(word, str) or not word for word in words):
         raise RequestError(f"{name}={given!r}: expected non-empty strings.")
@@ -119,7 +121,7 @@ def forbidden_words(name: str, given: Any) -> list[str]:
 
 
 def checked_bias(name: str, bias: Any) -> dict[int | str, float]:
-    """Keys become ints, values are clamped to +-100."""
+    """Validate a logit bias: keys become ints, values are clamped to +-100."""
     if not isinstance(bias, Mapping):
         raise RequestError(f"{name}={bias!r}: expected a dict of token id to number.")
     result: dict[int | str, float] = {}
@@ -148,7 +150,7 @@ def checked_processors(name: str, given: Any) -> list[Callable[..., Any]]:
 
 
 def plain_dict(name: str, given: Any) -> dict[str, Any] | None:
-    """A copy of plain data that can be sent to other processes; None for nothing."""
+    """A copy of msgpack-serialisable data; None if empty."""
     if given == {}:
         return None
     try:

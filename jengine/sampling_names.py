@@ -1,7 +1,7 @@
-"""vLLM's sampling parameters that are no field here: what each needs, or what to use instead.
+"""vLLM's sampling parameters that are not fields here: what they need, or what to use instead.
 
-In: a keyword that a class of parameters does not have. Out: nothing where its value asks for
-nothing, else the error that says what to do.
+In: an unknown keyword of a parameter class. Out: nothing if its value is neutral, else an error
+with advice.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from jengine.errors import UnsupportedFeature, unknown_argument
 
 BEAMS = "use LLM.beam_search(prompts, BeamSearchParams(beam_width=..., max_tokens=...))"
 
-# Names of vLLM that are no field here -> what they need, and values that ask for nothing.
+# vLLM name -> the missing feature, and neutral values.
 LATER_FEATURES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "prompt_logprob_token_ids": ("prompt log-probabilities of chosen token ids", (None,)),
     "prompt_logprob_start": ("prompt log-probabilities of chosen token ids", (None,)),
     "trace_decode_token_ids": ("forced decoding", (None,)),
     "watermarking": ("watermarks", (None, False)),
 }
-# The same for names that will not come: what to do instead.
+# vLLM name -> what to do instead, and neutral values; will not be supported.
 INSTEAD: dict[str, tuple[str, tuple[Any, ...]]] = {
     "guided_decoding": (
         "give structured_outputs=StructuredOutputsParams(...), which has the same fields",
@@ -42,7 +42,8 @@ T = TypeVar("T")
 
 
 def refuses_unknown_names(cls: type[T]) -> type[T]:
-    """Make a dataclass answer an unknown keyword with the nearest known name."""
+    """Class decorator for dataclasses: unknown keywords raise an error with the nearest known
+    name."""
     original = cls.__init__
     known = tuple(item.name for item in fields(cls))  # type: ignore[arg-type]
 
@@ -57,7 +58,7 @@ def refuses_unknown_names(cls: type[T]) -> type[T]:
 
 
 def refuse_use(owner: str, name: str, value: Any, known: Sequence[str]) -> None:
-    """Raise for a name that is no field, unless vLLM has it and its value asks for nothing."""
+    """Raise for an unknown keyword, unless vLLM has it and its value is neutral."""
     if name not in LATER_FEATURES and name not in INSTEAD:
         raise unknown_argument(owner, name, known)
     reason, unused = LATER_FEATURES.get(name) or INSTEAD[name]

@@ -1,7 +1,7 @@
-"""The settings of one request: how to sample, when to stop, what to return.
+"""Sampling parameters of a request: how to sample, when to stop, what to return.
 
-Names, defaults and rules follow vLLM. Every rule is checked when the object is made, so no later
-room meets a value that is not finite or out of range. Vocabulary checks happen at admission.
+Names, defaults and rules follow vLLM. Validated at construction, so that later code never meets
+non-finite or out-of-range values. Checks against the vocabulary happen at admission.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ logger = logging.getLogger(__name__)
 
 TEXT, SAMPLED = Given.TEXT, Given.SAMPLED
 
-GREEDY_BELOW = 1e-5  # steps are told a temperature of 0
+GREEDY_BELOW = 1e-5  # temperatures below count as 0 (greedy)
 SMALLEST_TEMPERATURE = 0.01
 INT32_LIMIT = 2**31
 INT64_LIMIT = 2**63
 
-KV_TRANSFER = "kv_transfer_params"  # among the extra arguments: no logits processor reads them
-COPIED = (list, dict, StructuredOutputsParams)  # values of fields that can be changed in place
+KV_TRANSFER = "kv_transfer_params"  # key in `extra_args`, not passed to logits processors
+COPIED = (list, dict, StructuredOutputsParams)  # mutable field values
 
 
 class RequestOutputKind(Enum):
@@ -145,7 +145,7 @@ class SamplingParams:
     prompt_logprobs: Annotated[int | None, Parameter(
         json=AmountOrAll, check=logprob_count, on=TEXT
     )] = None  # fmt: skip
-    # Ids whose log-probabilities are wanted in place of the likeliest tokens', at most 128.
+    # Report the log-probabilities of these ids (at most 128) instead of the top ones.
     logprob_token_ids: Annotated[list[int] | None, Parameter(
         json=list[TokenId], check=logprob_ids, on=TEXT
     )] = None  # fmt: skip
@@ -169,13 +169,13 @@ class SamplingParams:
     structured_outputs: Annotated[StructuredOutputsParams | None, Parameter(
         check=checked_structured
     )] = None  # fmt: skip
-    # The most tokens of reasoning, after which its end is forced; -1: no limit, as None.
+    # Maximum reasoning tokens, after which the end of reasoning is forced; -1 or None: no limit.
     thinking_token_budget: Annotated[int | None, Parameter(check=checked_budget, on=TEXT)] = None
-    # Ends an answer whose last tokens repeat themselves, with finish_reason "repetition".
+    # Ends repetitive answers, with finish_reason "repetition".
     repetition_detection: Annotated[RepetitionDetectionParams | dict[str, int] | None, Parameter(
         json=dict[str, Any], check=checked_repetition_detection, on=TEXT
     )] = None  # fmt: skip
-    # With enable_return_routed_experts: so many first tokens of the prompt are left out there.
+    # With enable_return_routed_experts: first prompt token whose experts are returned.
     routed_experts_prompt_start: Annotated[int, Parameter(
         least=0, most=INT32_LIMIT - 1, json=AmountOrNone, on=TEXT
     )] = 0  # fmt: skip
@@ -183,10 +183,9 @@ class SamplingParams:
     logits_processors: Annotated[list[Callable[..., Any]] | None, Parameter(
         check=checked_processors
     )] = None  # fmt: skip
-    # Plain data for logits processors that run on the host; its "kv_transfer_params" are for the
-    # engine's KV connector.
+    # Plain data for host logits processors; "kv_transfer_params" is for the KV connector.
     extra_args: Annotated[dict[str, Any] | None, Parameter(check=plain_dict)] = None
-    _checked: ClassVar[dict[str, Any] | None] = None  # of an object: its values when last checked
+    _checked: ClassVar[dict[str, Any] | None] = None  # values when last validated
 
     def __post_init__(self) -> None:
         check_all(PARAMETERS, self)
@@ -202,13 +201,13 @@ class SamplingParams:
                     "Use n=1 or a temperature above 0."
                 )
         if self.skip_reading_prefix_cache is None:
-            # A cached prompt token has no logits, so its log-probability could not be returned.
+            # Cached prompt tokens have no logits, hence no log-probabilities.
             self.skip_reading_prefix_cache = self.prompt_logprobs is not None
         vars(self)["_checked"] = self._values()
 
     @classmethod
     def from_optional(cls, **given: Any) -> SamplingParams:
-        """SamplingParams with None for every default; only `max_tokens=None` means no limit."""
+        """Construct, treating None as unset; but `max_tokens=None` means no limit."""
         return cls(**{k: v for k, v in given.items() if v is not None or k == "max_tokens"})
 
     @property
@@ -218,14 +217,14 @@ class SamplingParams:
 
     @property
     def num_logprobs(self) -> int | None:
-        """Number of log-probabilities per position besides the token's own; None: none."""
+        """Log-probabilities per position besides the chosen token's; None: none."""
         if self.logprobs is None and self.logprob_token_ids:
             return len(self.logprob_token_ids)
         return self.logprobs
 
     @property
     def repetition(self) -> RepetitionDetectionParams | None:
-        """Checked settings of repetition detection."""
+        """Validated repetition detection settings."""
         given = self.repetition_detection
         return None if given is None else checked_repetition_detection("", given)
 
@@ -243,9 +242,9 @@ class SamplingParams:
         return own or None
 
     def clone(self, **changes: Any) -> SamplingParams:
-        """A checked copy with some fields changed."""
+        """A validated copy with some fields changed."""
         if "prompt_logprobs" in changes:
-            changes.setdefault("skip_reading_prefix_cache", None)  # decided anew
+            changes.setdefault("skip_reading_prefix_cache", None)  # recomputed
         return replace(self, **changes)
 
     @property
@@ -254,10 +253,10 @@ class SamplingParams:
         return self
 
     def settled(self, **changes: Any) -> SamplingParams:
-        """A copy that later changes of this object do not reach.
+        """An independent copy.
 
-        Fields are checked again only if any was set since the last check. `changes` are set
-        without a check.
+        Fields are validated again only if any was set since the last validation. `changes` are set
+        without validation.
         """
         checked = self if self._checked == self._values() else self.clone()
         copy = object.__new__(type(checked))
@@ -294,7 +293,7 @@ class SamplingParams:
 
 PARAMETERS = declared(SamplingParams)
 ROW_PARAMETERS = tuple(given_on(PARAMETERS, Given.ROW))
-# Values that need no step that adjusts logits, by name.
+# Neutral values of parameters that need a step that adjusts logits.
 NEUTRAL = {name: one.default for name, one in PARAMETERS.items() if one.adjusts}
 
 

@@ -1,7 +1,7 @@
-"""What an answer must look like: `StructuredOutputsParams`, and the `GrammarSpec` it becomes.
+"""Structured outputs: `StructuredOutputsParams`, and the `GrammarSpec` it becomes.
 
-Names, defaults and rules of the parameters follow vLLM. Which one is given is checked when the
-object is made; whether it compiles, when a request is. Must not know tokens or compilers.
+Names, defaults and rules of the parameters follow vLLM. The combination of fields is validated at
+construction, the grammar when a request compiles it. Must not know tokens or compilers.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str  # json, regex, choice, grammar or structural_tag
     text: str  # a JSON text, except for regex and grammar
-    whitespace: bool = True  # json: whether there may be whitespace between tokens of JSON
-    whitespace_pattern: str | None = None  # json: a regex for that whitespace
-    # The grammar begins after the answer has brought these tokens (the end of reasoning), which
-    # are free until then. Empty: with the first token.
+    whitespace: bool = True  # json: allow whitespace between JSON tokens
+    whitespace_pattern: str | None = None  # json: regex of that whitespace
+    # The grammar starts after these tokens (the end of reasoning) were sampled; until then any are
+    # allowed. Empty: from the first token.
     begins_after: tuple[int, ...] = ()
 
     @property
     def source(self) -> GrammarSpec:
-        """Key for sharing compiled grammars: the spec without when it begins."""
+        """Key of the compiled grammar: the spec without `begins_after`."""
         return msgspec.structs.replace(self, begins_after=()) if self.begins_after else self
 
 
@@ -50,8 +50,8 @@ class StructuredOutputsParams:
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     structural_tag: str | None = None
-    # Text after which the grammar begins, such as "</think>"; until the answer has it, all tokens
-    # are allowed. It is tokenized by itself, so it should be one (special) token of the model.
+    # Text after which the grammar starts, such as "</think>"; until then all tokens are allowed.
+    # Tokenized on its own, so it should be a single (special) token.
     begins_after: str | None = None
 
     def __post_init__(self) -> None:
@@ -115,12 +115,12 @@ class StructuredOutputsParams:
                 raise RequestError(f"{NAME}.{name}={text!r:.80}: expected text that is not empty.")
 
     def copy(self) -> StructuredOutputsParams:
-        """A copy that later changes of this object do not reach."""
+        """An independent copy."""
         return replace(self)
 
 
 def checked_structured(name: str, given: Any) -> StructuredOutputsParams:
-    """Parameters of that type, or a RequestError."""
+    """Validate the type."""
     if not isinstance(given, StructuredOutputsParams):
         raise RequestError(
             f"{name} is a {type(given).__name__}; expected "
@@ -145,7 +145,7 @@ class StructuredOutputsDefaults:
 
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
-    # Grammars begin after the reasoning that this parser finds; None: with the first token.
+    # Grammars start after the reasoning found by this parser; None: from the first token.
     reasoning_parser: str | None = None
 
     def applied(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
@@ -157,7 +157,7 @@ class StructuredOutputsDefaults:
 
 
 def dumped(value: Any) -> str:
-    """JSON text of a user's value, or a RequestError."""
+    """Serialise to JSON. Raises RequestError."""
     try:
         return json_codec.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
@@ -178,7 +178,7 @@ def parsed(name: str, text: str) -> Any:
         raise RequestError(f"{name} is not JSON: {error}.") from error
 
 
-# Keywords of JSON schema whose value maps names to schemas, and those with schemas themselves.
+# JSON schema keywords that map names to schemas, and those whose values are schemas.
 NAMED_SCHEMAS = (
     "properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies",
 )  # fmt: skip
@@ -189,7 +189,7 @@ SCHEMAS = (
 
 
 def each_schema(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """The schema with each object schema in it, and itself, replaced by what `change` returns."""
+    """Apply `change` to every object schema in a schema, itself included."""
     if isinstance(schema, list):
         return [each_schema(item, change) for item in schema]
     if not isinstance(schema, dict):
@@ -215,7 +215,7 @@ def _closed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_any_names(schema: Any) -> Any:
-    """Leave out `propertyNames` that every name fulfils, which generators write beside maps."""
+    """Remove trivial `propertyNames` constraints, which generators write for maps."""
     every = ({}, True, {"type": "string"})
     return each_schema(
         schema,
@@ -228,7 +228,7 @@ def without_any_names(schema: Any) -> Any:
 
 
 def at_place(schema: Any, place: str) -> Any:
-    """A schema as part of another one, at this JSON pointer: references within it are moved."""
+    """Rewrite a schema's local references for embedding it at a JSON pointer."""
 
     def moved(one: dict[str, Any]) -> dict[str, Any]:
         target = one.get("$ref")
@@ -239,7 +239,7 @@ def at_place(schema: Any, place: str) -> Any:
 
 
 def with_closed_schemas(part: Any) -> Any:
-    """A structural tag in which no schema has other properties than those that it names."""
+    """A structural tag whose schemas have `additionalProperties: false`."""
     if isinstance(part, list):
         return [with_closed_schemas(item) for item in part]
     if not isinstance(part, dict):

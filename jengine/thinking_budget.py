@@ -15,7 +15,7 @@ from jengine.errors import RequestError
 
 NAME = "thinking_token_budget"
 UNLIMITED = -1
-MOST = 2**31 - 1  # of a budget: beyond every context
+MOST = 2**31 - 1  # maximum budget: beyond every context
 
 
 class ReasoningMarks(msgspec.Struct, frozen=True, array_like=True):
@@ -42,7 +42,7 @@ def occurs(mark: Sequence[int], tokens: Sequence[int]) -> bool:
 
 
 def checked_budget(name: str, value: Any) -> int | None:
-    """The most tokens of reasoning; None: no limit."""
+    """Validate a budget. Returns None for no limit."""
     is_integer = hasattr(value, "__index__") and not isinstance(value, bool)
     count = value.__index__() if is_integer else UNLIMITED - 1
     if count < UNLIMITED:
@@ -53,7 +53,7 @@ def checked_budget(name: str, value: Any) -> int | None:
 
 
 def budget_with(tokens: int, marks: ReasoningMarks | None) -> ThinkingBudget:
-    """A checked budget with the engine's marks; a RequestError if it has none."""
+    """A request's budget with the engine's marks. Raises RequestError if the engine has none."""
     if marks is None:
         raise RequestError(
             f"{NAME} is set but reasoning_config is not configured. Please set --reasoning-parser "

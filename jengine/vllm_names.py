@@ -1,13 +1,13 @@
-"""vLLM's names for what has another name or place here, or is not built yet.
+"""vLLM's names and import paths that are elsewhere, or unsupported, in jengine.
 
 Scripts for vLLM import from its paths (`vllm.inputs`, `vllm.engine.arg_utils`, `vllm.lora.request`)
-and call its methods. The tables below say where our own name is, or why there is none, so that the
-change of an import is enough, or the error says what to do.
+and call its methods. The tables below give our name, or the reason why there is none, so that
+replacing `vllm` in an import suffices, or the error says what to do.
 
-The paths are served by a finder at the end of `sys.meta_path`. It is asked for modules of jengine
-only, and only where no such file exists: a room that is built later takes its path over by being
-there. Files that re-export would have to import from low rooms to high ones (`engine.arg_utils` is
-part of `assembly`), and entries in `sys.modules` would hide files that come later.
+The paths are served by a finder at the end of `sys.meta_path`, which is asked only for modules of
+jengine without a file, so a file added later takes precedence. Re-exporting files would import from
+low rooms to high ones (`engine.arg_utils` is part of `assembly`), and entries in `sys.modules`
+would shadow later files.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ CONNECTORS = (
 )
 UPDATE = "use update_params(...), which takes a tree of arrays between two steps"
 
-# Path of vLLM below jengine -> the public names of jengine that it holds, "ours as theirs" where
-# vLLM has another one, "module:name" for what is no public name.
+# vLLM module -> public names of jengine in it: "ours as theirs" if they differ, "module:name" for
+# names that are not public.
 PATHS: dict[str, tuple[str, ...]] = {
     "inputs": (
         "EmbedsPrompt",
@@ -82,7 +82,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     ),
     "version": ("__version__",),
 }
-# Rooms of ours that vLLM calls alike -> the names that it has there.
+# Packages of ours with the name of a vLLM package -> vLLM's names in it.
 NAMES_IN_ROOMS: dict[str, tuple[str, ...]] = {
     "config": (
         "jengine.vllm_scripts:CompilationConfig",
@@ -93,7 +93,7 @@ NAMES_IN_ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "distributed": ("jengine.vllm_scripts:cleanup_dist_env_and_memory",),
 }
-# In these tables a feature that is not built yet stands for itself; a sentence says what to do.
+# In these tables: the missing feature, or a sentence of advice.
 UNBUILT_PATHS = {
     "assets": MULTIMODAL,
     "distributed.kv_transfer": f"{CONNECTORS}.",
@@ -154,16 +154,17 @@ UNBUILT_METHODS = {
 
 
 def explained(reason: str) -> str:
-    """Complete an error message: a reason that ends with a period is advice and stays, else it
-    names the missing feature."""
+    """Complete an error message: a reason that ends with a period is advice, any other is a missing
+    feature."""
     return reason if reason.endswith(".") else f"needs {reason}, not built yet."
 
 
 def missing_name(module: str, name: str, *, is_package: bool = True) -> Exception:
     """The error for a name that a module of jengine does not have.
 
-    `hasattr` wants an AttributeError, of which `from` shows no word; but where the module is a
-    package, `from` looks for a module of that name, and VllmPaths explains why there is none.
+    For `hasattr` it must be an AttributeError. `from module import name` discards an
+    AttributeError's message, hence an ImportError; but in a package, `from` then looks for a
+    submodule, and VllmPaths raises the explanation.
     """
     if name not in UNBUILT_NAMES:
         return AttributeError(f"module {module!r} has no attribute {name!r}")
@@ -172,7 +173,7 @@ def missing_name(module: str, name: str, *, is_package: bool = True) -> Exceptio
 
 
 def name_in_room(module: str, name: str) -> Any:
-    """Return what vLLM has by this name in a module that jengine has too. Raises `missing_name`."""
+    """Return vLLM's name in a package that jengine has too. Raises `missing_name`."""
     homes = dict(map(home_of, NAMES_IN_ROOMS[module.partition(".")[2]]))
     if name not in homes:
         raise missing_name(module, name)
@@ -188,7 +189,7 @@ def missing_attribute(owner: str, name: str) -> AttributeError:
 
 
 class VllmPaths:
-    """Finds the modules of PATHS, and says why those of UNBUILT_PATHS are not there."""
+    """Meta path finder of the modules in PATHS; raises explanations for those in UNBUILT_PATHS."""
 
     @classmethod
     def find_spec(
@@ -208,16 +209,16 @@ class VllmPaths:
 
 
 class NamesOfJengine(Loader):
-    """Loads a module whose names are public names of jengine, each imported when it is used."""
+    """Loader of a module whose names are names of jengine, imported lazily."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Leave it to the import system."""
+        """Use the default."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module its names."""
+        """Install the lazy names."""
 
         homes = dict(map(home_of, self.names))
 
@@ -231,7 +232,7 @@ class NamesOfJengine(Loader):
 
 
 def home_of(entry: str) -> tuple[str, tuple[str, str]]:
-    """An entry of PATHS as vLLM's name, and the module and name that it stands for."""
+    """Parse an entry of PATHS: vLLM's name, and the (module, name) it stands for."""
     ours, _, theirs = entry.partition(" as ")
     where, _, name = ours.rpartition(":")
     return theirs or name, (where or "jengine", name)

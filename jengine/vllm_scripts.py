@@ -1,6 +1,6 @@
-"""What scripts written for vLLM take from its utilities and configs, in our terms. No jax.
+"""Utilities and config classes of vLLM that its scripts import. No jax.
 
-Reached by vLLM's import paths (vllm_names.PATHS), not by names of jengine's own.
+Reached only by vLLM's import paths (vllm_names.PATHS).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class SettingsGroup(dict[str, Any]):
-    """The keys of a setting that takes a dict, given as keywords and readable as attributes."""
+    """A dict-valued setting as a class: keys are keywords and attributes."""
 
     def __getattr__(self, name: str) -> Any:
         if name in self:
@@ -21,37 +21,36 @@ class SettingsGroup(dict[str, Any]):
 
 
 class CompilationConfig(SettingsGroup):
-    """vLLM's class of the setting `compilation_config`, as a dict."""
+    """vLLM's class for `compilation_config`."""
 
 
 class KVEventsConfig(SettingsGroup):
-    """vLLM's class of the setting `kv_events_config`, as a dict."""
+    """vLLM's class for `kv_events_config`."""
 
 
 class KVTransferConfig(SettingsGroup):
-    """vLLM's class of the setting `kv_transfer_config`, as a dict."""
+    """vLLM's class for `kv_transfer_config`."""
 
 
 class ProfilerConfig(SettingsGroup):
-    """vLLM's class of the setting `profiler_config`, as a dict."""
+    """vLLM's class for `profiler_config`."""
 
 
 class StructuredOutputsConfig(SettingsGroup):
-    """vLLM's class of the setting `structured_outputs_config`, as a dict."""
+    """vLLM's class for `structured_outputs_config`."""
 
 
 def random_uuid() -> str:
-    """A request id that no other request has."""
+    """A unique request id."""
     return uuid.uuid4().hex
 
 
 def init_logger(name: str) -> logging.Logger:
-    """The logger of this name."""
     return logging.getLogger(name)
 
 
 def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
-    """Free the memory of engines that nothing refers to any more; `shutdown_ray` leaves Ray too."""
+    """Free the memory of unreferenced engines; `shutdown_ray` also disconnects from Ray."""
     gc.collect()
     if shutdown_ray:
         import ray

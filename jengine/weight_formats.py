@@ -1,6 +1,6 @@
 """Formats of quantized weights as data: read from a checkpoint's config, or requested.
 
-Names of modules are those of the checkpoint. No jax, no files.
+Module names are the checkpoint's. No jax, no files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Layout = Literal[
     "bitlinear", "autobitlinear", "online_bitlinear",
 ]  # fmt: skip
 
-# Numbers that codes of GGUF's IQ4 stand for.
+# Codebook of GGUF's IQ4.
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 BITS: dict[Values, int] = {"int8": 8, "int4": 4, "fp8": 8, "fp4": 4}
@@ -33,17 +33,17 @@ class Integers:
 
 @dataclass(frozen=True)
 class StoredBlocks:
-    """What GGUF's blocks store: weight = code * scale - least.
+    """Contents of GGUF's blocks: weight = code * scale - least.
 
-    Scales and least values are float16, one per group, or integers that count a float16 unit.
+    Scales and minima ("least") are float16 per group, or integers in multiples of a float16 unit.
     """
 
-    codes: Integers  # declared as int8, or, up to 4 bits, in pairs
+    codes: Integers  # stored as int8, or packed in pairs up to 4 bits
     least: bool = False
-    unit: int | None = None  # inputs of an output that share a unit; None: there are none
+    unit: int | None = None  # inputs per unit; None: no units
     scales: Integers | None = None
     leasts: Integers | None = None
-    # Whether values are those of IQ4's table, which are stored by their places.
+    # Whether codes index IQ4's codebook.
     is_table: bool = False
 
     def integers(self, name: str) -> Integers | None:
@@ -62,25 +62,26 @@ class StoredBlocks:
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """The numbers of a quantized weight: weight = (value - zero) * scale."""
+    """Number format of a quantized weight: weight = (value - zero) * scale."""
 
     values: Values
-    # Inputs of one output that share a scale; the last group may be shorter. None: all inputs.
+    # Group size in inputs; the last group may be shorter. None: one scale per output.
     group: int | None = None
-    # Whether zeros are stored, one per scale. Values are unsigned then.
+    # Whether zero points are stored, one per scale; values are then unsigned.
     zeros: bool = False
-    # What activations are rounded to before the matmul; None: they stay as they are.
+    # Dtype that activations are quantized to before the matmul; None: not quantized.
     activations: Activations | None = None
-    # Whether the scale of activations is stored. Otherwise it follows from each token, or, with
-    # `activation_groups`, from each token's part of a group of inputs.
+    # Whether the activation scale is static (stored). Otherwise it is dynamic per token, or, with
+    # `activation_groups`, per token and group of inputs.
     static: bool = False
     activation_groups: bool = False
-    # Whether zeros are multiples of an eighth, which no file holds: of weights rounded at load.
+    # Whether zero points are multiples of 1/8; only for weights quantized at load, as no file
+    # stores them.
     fine_zeros: bool = False
-    # Whether zeros are any float32: least values of GGUF's blocks, counted in scales. No other file
-    # holds them, so such weights are saved as plain ones.
+    # Whether zero points are arbitrary float32: minima of GGUF's blocks, in units of scales. No
+    # other format stores them, so such weights are saved dequantized.
     real_zeros: bool = False
-    # Scales as GGUF's blocks store them; there are no zeros then.
+    # GGUF's block scales; there are no zero points then.
     blocks: StoredBlocks | None = None
 
     @property
@@ -90,12 +91,12 @@ class WeightFormat:
 
     @property
     def in_files(self) -> WeightFormat:
-        """The format in files: fine zeros are stored as int8 eighths."""
+        """The format when saved: fine zero points become int8 eighths."""
         return WeightFormat("int8", self.group) if self.fine_zeros else self
 
     @property
     def flat(self) -> WeightFormat:
-        """The format of the same values with one float32 scale per group, and zeros in scales."""
+        """The same values with one float32 scale per group, and zero points in units of scales."""
         if self.blocks is None:
             return self
         least = self.blocks.least
@@ -110,7 +111,7 @@ class WeightFormat:
         return {"scale": dtype if self.fine_zeros else "float32", **zero}
 
     def groups(self, inputs: int, name: str = "scale") -> int:
-        """Number of groups per output of a per-group tensor."""
+        """Number of groups per output in a per-group tensor."""
         size = self.shared_by(name)
         return 1 if size is None else -(-inputs // size)
 
@@ -123,12 +124,12 @@ class WeightFormat:
 
 @dataclass(frozen=True)
 class StoredFormat:
-    """A weight format and how files hold it."""
+    """A weight format and its layout in files."""
 
     layout: Layout
     weights: WeightFormat
-    block_rows: int = 1  # outputs that share a scale in the file
-    # GPTQ: stored zeros are smaller by this much.
+    block_rows: int = 1  # outputs per scale in the file
+    # GPTQ: subtracted from zero points when stored.
     zero_offset: int = 0
 
 
@@ -136,19 +137,19 @@ class StoredFormat:
 class Quantization:
     """Which modules of a checkpoint are quantized, and how.
 
-    A target is the name of a module, "re:" and a pattern for the start of its name, "part:" and
-    consecutive parts of it, or "Linear" for all modules.
+    A target is a module name, "re:" and a pattern for the start of a name, "part:" and consecutive
+    components of a name, or "Linear" for all modules.
     """
 
     groups: tuple[tuple[tuple[str, ...], StoredFormat], ...]
     ignored: tuple[str, ...] = ()
-    # Whether the checkpoint is plain, and weights are quantized as they are loaded.
+    # Whether an unquantized checkpoint is quantized as it is loaded.
     on_load: bool = False
-    # Whether the output head is rounded then as well, to int8.
+    # Whether the LM head is then quantized too, to int8.
     rounds_head: bool = False
 
     def format_of(self, module: str) -> StoredFormat | None:
-        """The format of this module's weight, None for a plain one."""
+        """Format of a module's weight; None if it is not quantized."""
         if any(matches(target, module) for target in self.ignored):
             return None
         for targets, stored in self.groups:
@@ -158,7 +159,7 @@ class Quantization:
 
 
 def matches(target: str, module: str) -> bool:
-    """Whether a target covers the module."""
+    """Whether a target selects the module."""
     if target.startswith("re:"):
         return re.match(target[3:], module) is not None
     if target.startswith("part:"):

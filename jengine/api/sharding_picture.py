@@ -97,7 +97,7 @@ def row_in_html(line: ShardingLine) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """ "1 part", "2 parts"."""
+    """A number with its noun: 1 part, 2 parts."""
     return f"{count} {noun}" + "s" * (count != 1)
 
 
