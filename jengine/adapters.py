@@ -82,8 +82,6 @@ class AdapterModule(msgspec.Struct, frozen=True):
 
 
 class AdapterLimits(msgspec.Struct, frozen=True):
-    """Limits on LoRA adapters."""
-
     max_loras: int  # per step
     max_rank: int
     max_cpu_loras: int  # cached in host memory while unused

@@ -38,7 +38,6 @@ class Histogram(msgspec.Struct):
 
     @classmethod
     def of(cls, bounds: Sequence[float]) -> Self:
-        """An empty histogram."""
         return cls(list(bounds), [0] * (len(bounds) + 1))
 
     def observe(self, value: float, times: int = 1) -> None:
@@ -168,7 +167,6 @@ class CopyCounts(msgspec.Struct, frozen=True):
 
 
 def block_histogram() -> Histogram:
-    """An empty histogram of a block's times."""
     return Histogram.of(BLOCK_SECONDS)
 
 

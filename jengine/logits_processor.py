@@ -65,12 +65,10 @@ class ProcessorConfig:
 
     @property
     def model_config(self) -> ProcessorConfig:
-        """Return self."""
         return self
 
     @property
     def scheduler_config(self) -> ProcessorConfig:
-        """Return self."""
         return self
 
     def get_vocab_size(self) -> int:

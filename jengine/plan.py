@@ -176,7 +176,6 @@ class Entries(msgspec.Struct, frozen=True, array_like=True):
         lengths: Sequence[int],
         wanted: Sequence[Wanted],
     ) -> Entries:
-        """From columns of equal length."""
         columns = (rows, starts, lengths, wanted)
         assert len(set(map(len, columns))) == 1, "columns of one length"
         # numpy takes several times as long for such short lists.

@@ -46,7 +46,6 @@ class PoolingParams:
         check_all(PARAMETERS, self)
 
     def clone(self) -> PoolingParams:
-        """A copy."""
         return replace(self)
 
     @property

@@ -86,7 +86,6 @@ class WeightFormat:
 
     @property
     def bits(self) -> int:
-        """Bits per value."""
         return BITS[self.values]
 
     @property

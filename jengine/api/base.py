@@ -89,7 +89,7 @@ class BaseLLM:
 
     @property
     def engine(self) -> Engine:
-        """The engine's parts. Raises after shutdown."""
+        """Raises EngineDead after shutdown."""
         return self._front.engine
 
     def get_tokenizer(self) -> Any:

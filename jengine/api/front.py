@@ -56,14 +56,14 @@ class Front:
 
     @property
     def engine(self) -> Engine:
-        """The engine's parts. Raises after shutdown."""
+        """Raises EngineDead after shutdown."""
         if self._engine is None:
             raise EngineDead(f"this {self._owner} was shut down. Create a new one.")
         return self._engine
 
     @property
     def living(self) -> Engine | None:
-        """The engine's parts, or None after shutdown."""
+        """The engine, or None after shutdown."""
         return self._engine
 
     @property
@@ -140,7 +140,6 @@ class Front:
         return SamplingParams(**self.engine.default_params)
 
     def tokenizer(self) -> Any:
-        """The transformers tokenizer."""
         tokenizer = self.engine.tokenizer
         if tokenizer is None:
             raise RequestError("this engine has no tokenizer (skip_tokenizer_init=True).")
@@ -164,7 +163,6 @@ class Front:
         return self.client.ask(AskStats()).sleep_level > 0
 
     def resize_cache(self, num_bytes: Any) -> None:
-        """Resize the KV cache."""
         engine = self.engine
         size = human_integer("num_bytes", num_bytes)
         if size is None:

@@ -44,7 +44,6 @@ class MemoryPicture:
 
     @property
     def total(self) -> int:
-        """Bytes of all parts."""
         return sum(part.bytes for part in self.parts)
 
     def __str__(self) -> str:

@@ -84,7 +84,6 @@ def operations_of(folder: str) -> tuple[Operation, ...]:
 
 
 def written_at(file: Path) -> float:
-    """Modification time of a file."""
     return file.stat().st_mtime
 
 

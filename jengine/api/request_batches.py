@@ -30,7 +30,6 @@ class RequestBatch:
 
     @property
     def ids(self) -> list[str]:
-        """The ids of the requests, in order."""
         return [answer.request_id for answer in self.answers]
 
 

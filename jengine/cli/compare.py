@@ -165,7 +165,6 @@ def tap_patterns(text: str) -> list[str]:
 
 
 def command_line(arguments: argparse.Namespace, settings: dict[str, Any]) -> str:
-    """The command line, for the report."""
     words = ["jengine", "compare", arguments.model]
     defaults = {"against": "torch", "new_tokens": 24, "layers": "all", "torch_device": "cpu"}
     for name in ("against", "prompts", "new_tokens", "layers", "torch_python", "torch_device"):

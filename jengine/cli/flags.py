@@ -101,7 +101,6 @@ def engine_arguments(
 
 
 def given_engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Given engine settings, unvalidated."""
     names = {*ENGINE_HELP, BACKEND, *PARTS, *IDLE, *RENAMED}
     return {name: value for name, value in vars(arguments).items() if name in names}
 

@@ -176,5 +176,4 @@ def load_words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def quoted(words: list[str]) -> str:
-    """Shell-quoted words."""
     return shlex.join(words)

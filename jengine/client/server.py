@@ -52,7 +52,6 @@ class Server:
             raise ServerFailed(f"{self.address}{route} is not JSON: {body[:100]!r}") from error
 
     def text(self, route: str) -> str:
-        """GET a route as text."""
         with closing(self._connect(SECONDS)) as connection:
             return self._ask(connection, "GET", route, None).read().decode()
 

@@ -218,12 +218,11 @@ def check_text(name: str, key: str, given: Any) -> None:
 
 
 def is_whole(given: Any) -> TypeGuard[int]:
-    """Whether the value is an int, bool excluded."""
     return isinstance(given, int) and not isinstance(given, bool)
 
 
 def is_number(given: Any) -> TypeGuard[float]:
-    """Whether the value is a finite number, bool excluded."""
+    """Whether the value is a finite int or float."""
     return is_whole(given) or (isinstance(given, float) and math.isfinite(given))
 
 
@@ -294,7 +293,6 @@ def folder_settings(name: Any, extra: Mapping[str, Any]) -> FolderSettings | Non
 
 
 def most_bytes(given: Any) -> int | None:
-    """Parse a limit in bytes."""
     if given is not None and not (is_whole(given) and given > 0):
         raise ConfigError(f"max_bytes={given!r}: expected a number of bytes above 0.")
     return given

@@ -77,7 +77,6 @@ class WeightServer:
         logger.info("Weights are served at %s", settings.serve)
 
     def close(self) -> None:
-        """Stop serving."""
         self._answerer.close()
 
     def _answer(self, asked: WeightQuestion) -> bytes | memoryview:

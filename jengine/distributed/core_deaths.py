@@ -28,7 +28,6 @@ class CoreDeaths:
         self._all_are_to_end = False
 
     def watch(self, index: int, core: ProcessClient) -> None:
-        """Watch the core at this place for its death."""
         core.when_dead(lambda error: self._lose(index, core, error))
 
     def when_all_are_dead(self, tell: Callable[[EngineDead], None]) -> None:

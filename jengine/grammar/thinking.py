@@ -137,7 +137,6 @@ class BudgetFollower:
 
 
 def ends_with(tokens: Sequence[int], mark: Sequence[int]) -> bool:
-    """Whether `tokens` end with `mark`."""
     return not mark or tuple(tokens[-len(mark) :]) == tuple(mark)
 
 

@@ -58,7 +58,6 @@ class OwnPicture:
         self._given, self._what = given, what
 
     def content(self) -> tuple[str, bytes | memoryview]:
-        """Its pixels."""
         pixels = pixels_of(self._given, self._what)
         return "pixels", pixels.data.cast("B")
 
@@ -78,7 +77,6 @@ class PictureFile:
         return 0 if self.decoders is None else 3 * prod(self.size)
 
     def content(self) -> tuple[str, bytes | memoryview]:
-        """The file's bytes."""
         return "file", self.data
 
     def cut(self, parts: Sequence[PicturePart], resample: int) -> list[np.ndarray]:

@@ -106,7 +106,6 @@ def video_layout(
     settings: Settings,
     encode: Encode | None,
 ) -> PlaceholderLayout:
-    """Layout of a video with frames of this size."""
     scaling, step = Scaling().changed(settings), vision.patch_size * vision.merger.side
     (height, width), each, part = size, vision.frames, PicturePart()
     if scaling.do_resize:

@@ -35,7 +35,6 @@ class CostModel:
     has_codes: bool = False
 
     def of(self, counts: Counts) -> StepCost:
-        """Cost of the steps counted in `counts`."""
         config, size = self.config, ITEM_BYTES.get(self.config.dtype, 4)
         weight_size = self.weight_size
         per_step = counts.query_tokens / counts.steps if counts.steps else 0.0

@@ -194,7 +194,6 @@ class Exporter:
 
 
 def labels_of(metric: catalog.CatalogMetric) -> list[str]:
-    """Label names of a metric."""
     return [*LABELS, *([metric.label] if metric.label else [])]
 
 

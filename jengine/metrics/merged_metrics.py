@@ -48,8 +48,6 @@ class MetricSample(NamedTuple):
 
 
 class MetricFamily(msgspec.Struct, frozen=True):
-    """A metric family with all of its series."""
-
     name: str
     kind: str
     text: str
@@ -67,7 +65,6 @@ class MetricFamily(msgspec.Struct, frozen=True):
 
 
 def families_of(registry: CollectorRegistry) -> list[MetricFamily]:
-    """All families in a registry."""
     return [
         MetricFamily(
             one.name, one.type, one.documentation, [MetricSample(*line[:3]) for line in one.samples]

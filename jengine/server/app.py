@@ -294,8 +294,6 @@ async def answered(service: Service, endpoint: Endpoint, http: Request) -> Respo
 
 
 def route(service: Service, endpoint: Endpoint) -> Route:
-    """An endpoint as a Starlette route."""
-
     async def call(http: Request) -> Response:
         return await answered(service, endpoint, http)
 

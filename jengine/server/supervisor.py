@@ -40,8 +40,6 @@ LAST_SECONDS = 10.0
 
 
 class Signalled(NamedTuple):
-    """A signal arrived."""
-
     number: int
 
 

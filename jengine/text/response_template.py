@@ -59,7 +59,6 @@ class ResponseTemplate:
     anchors: tuple[str, ...]
 
     def region_of(self, mark: str) -> Region:
-        """Region opened by a mark."""
         return next(region for region in self.regions if mark in region.opens)
 
     @property

@@ -59,7 +59,6 @@ class Connection:
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close the socket."""
         self._socket.close()
 
 

@@ -93,7 +93,6 @@ class Answerer(Generic[Q]):
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering."""
         self._ended.set()
         self._thread.join()
         self._context.destroy(linger=0)

@@ -177,7 +177,6 @@ def pair_text(
 
 
 def cosine(query: np.ndarray, document: np.ndarray) -> float:
-    """The cosine of two embeddings."""
     return float(np.dot(normalized(query), normalized(document)))
 
 

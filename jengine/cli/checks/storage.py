@@ -29,7 +29,6 @@ def compile_cache(directory: Path) -> Finding:
 
 
 def demo_model(folder: Path) -> Finding:
-    """The model of `jengine demo`."""
     missing = [name for name in DEMO_FILES if not (folder / name).is_file()]
     if missing:
         text = f"{folder} lacks {', '.join(missing)}. Install jengine again; other models work"

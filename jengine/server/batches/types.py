@@ -10,8 +10,6 @@ Status = Literal["in_progress", "cancelling", "completed", "cancelled", "expired
 
 
 class FileObject(msgspec.Struct):
-    """A file of the store."""
-
     id: str
     bytes: int
     created_at: int
@@ -22,8 +20,6 @@ class FileObject(msgspec.Struct):
 
 
 class Counts(msgspec.Struct):
-    """Line counts of a batch."""
-
     total: int
     completed: int = 0
     failed: int = 0

@@ -12,8 +12,6 @@ from jengine.server.formats.usage import Usage
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
-    """One completion."""
-
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None

@@ -17,14 +17,10 @@ class InputDetails(msgspec.Struct):
 
 
 class OutputDetails(msgspec.Struct):
-    """Reasoning tokens of the answer."""
-
     reasoning_tokens: int
 
 
 class ResponseUsage(msgspec.Struct):
-    """Token usage."""
-
     input_tokens: int
     input_tokens_details: InputDetails
     output_tokens: int

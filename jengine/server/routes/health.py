@@ -28,8 +28,6 @@ class Health(msgspec.Struct, omit_defaults=True):
 
 
 class Version(msgspec.Struct):
-    """The version of the server."""
-
     version: str
 
 

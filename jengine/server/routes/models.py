@@ -29,8 +29,6 @@ class Permission(msgspec.Struct, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """One model."""
-
     id: str
     object: str = "model"
     created: int
@@ -42,8 +40,6 @@ class ModelCard(msgspec.Struct, kw_only=True):
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """All models."""
-
     object: str = "list"
     data: list[ModelCard]
 

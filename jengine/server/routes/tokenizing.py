@@ -25,8 +25,6 @@ class TokenizeRequest(ChatRequest, kw_only=True):
 
 
 class TokenizeResponse(msgspec.Struct):
-    """The tokens of a text."""
-
     count: int
     max_model_len: int
     tokens: list[int]
@@ -41,8 +39,6 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeResponse(msgspec.Struct):
-    """The text of some tokens."""
-
     prompt: str
 
 

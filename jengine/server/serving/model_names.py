@@ -34,7 +34,6 @@ class ModelNames:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the names."""
         return hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:32]
 
     @property

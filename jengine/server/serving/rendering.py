@@ -54,7 +54,6 @@ class Rendering:
 
     @property
     def lanes(self) -> tuple[ThreadLane, ...]:
-        """All lanes."""
         return self.short, self.long, self.media
 
     @property

@@ -45,7 +45,6 @@ class Calls:
         return ToolArguments(self.count - 1, text)
 
     def whole(self, name: str, arguments: str) -> Iterator[ToolStart | ToolArguments]:
-        """A call with complete arguments."""
         yield self.start(name)
         yield self.arguments(arguments)
 
