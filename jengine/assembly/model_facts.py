@@ -64,7 +64,7 @@ def generation_of(asked: ModelSettings, folder: Path) -> dict[str, object]:
 
 
 def generation_override(given: Mapping[str, Any] | None) -> dict[str, object]:
-    """The entries of override_generation_config, checked like those of the model's own file."""
+    """Validated entries of override_generation_config."""
     for key in given or {}:
         if key not in GENERATION_KEYS:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Finds which engine features support a model, by running the checks of an engine's start.
+"""Finds which engine features a model supports, by running the checks of an engine's start.
 
 In: a ModelConfig. Out: a sentence per feature. No weights are read, nothing is compiled.
 """

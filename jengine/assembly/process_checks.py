@@ -12,8 +12,8 @@ from jengine.runner.runner_config import RunnerConfig
 
 
 def checked_options(asked: ParallelSettings) -> None:
-    """Raise ConfigError for options of an executor that is not used, and for replicas that need
-    processes of their own."""
+    """Raise ConfigError for executor_options without an executor that starts workers, and for
+    replicas that need processes of their own."""
     if asked.replicas_in_processes:
         raise ConfigError(
             f"data_parallel_backend={asked.data_parallel_backend!r}: an engine of this process "

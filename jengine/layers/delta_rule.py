@@ -1,11 +1,11 @@
-"""The gated delta rule: a head's state [key dim, value dim] maps keys to values. A token lets it
-decay, and corrects the value that it gives for the token's key by a share beta of the error.
+"""The gated delta rule: a head's state [key dim, value dim] maps keys to values. Per token the
+state decays, then its value for the token's key moves by the fraction beta to the token's value.
 
     state = decay * state
     state = state + key (beta * (value - key^T state))^T        out = query^T state
 
-In a tile, the corrections of tokens depend on those before them; all follow from one triangular
-system (the WY form).
+Within a tile, each token's correction depends on those before it; one triangular solve gives them
+all (the WY form).
 """
 
 from __future__ import annotations

@@ -152,8 +152,8 @@ def adapted_weights(
 
 
 def paths_in(layout: StageLayout | None, path: str) -> tuple[str | None, ...]:
-    """Per stage, the path of the weight in this layer slot (None: the stage skips it). () if the
-    layer has no slot of its own number."""
+    """Per stage, the path of the weight in this layer slot (None: the stage skips it). () for
+    layers beyond a stage's slots."""
     match = LAYER_PATH.fullmatch(path)
     if layout is None or layout.num_stages == 1 or match is None:
         return (path,)

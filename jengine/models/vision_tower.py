@@ -36,7 +36,7 @@ class PatchInput(NamedTuple):
     """Packed patches. The patches of one output token are consecutive; a class token precedes its
     image's patches."""
 
-    values: Array  # f32[patches, numbers of a patch]
+    values: Array  # f32[patches, values per patch]
     places: Array  # i32[2, patches] row and column in the image, -1 for a class vector
     table: Array  # f32[2, patches] the same, in units of the learned position table
     segments: Array  # i32[2, patches] id of the frame, and of the window within it; -1: padding

@@ -214,7 +214,7 @@ def _orbax_errors(checkpoint: Path) -> Iterator[None]:
     try:
         yield
     except jax.errors.JaxRuntimeError:
-        raise  # an error of the device, such as out of memory
+        raise  # a device's error, such as out of memory
     except Exception as error:
         root: BaseException = error
         while root.__cause__ is not None:

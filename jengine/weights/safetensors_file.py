@@ -21,7 +21,7 @@ from jengine.errors import CheckpointError, lfs_advice
 
 Declared = tuple[str, np.dtype, tuple[int, ...]]  # name, type, shape
 LONGEST_HEADER = 100_000_000  # the limit of the reference implementation
-MOST_DIMENSIONS = 64  # what numpy holds
+MOST_DIMENSIONS = 64  # numpy's limit
 # Dtypes of plain weights, and those of quantized weights and scales too.
 READABLE = {
     "F32": np.dtype(np.float32),

@@ -34,7 +34,7 @@ DEFAULTS = Defaults(
 )
 # Defaults of latent attention that differ from DeepSeek's.
 LATENT = {"kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32}
-# Digits of written factors, which hide the rounding of derived ones.
+# Digits to which written factors are rounded, since they are computed back from derived ones.
 DIGITS = 12
 
 

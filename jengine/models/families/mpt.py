@@ -26,7 +26,7 @@ NAMES = Names(
     down="ffn.down_proj",
 )
 NORM_EPS = 1e-5
-# Options with the only value that transformers' model has, whatever its config.json says.
+# Options that transformers' model does not implement, with the value that it assumes.
 EXPANSION = 4
 FIXED = {"qk_ln": False, "prefix_lm": False, "attn_uses_sequence_id": False, "alibi": True}
 

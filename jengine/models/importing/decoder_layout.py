@@ -267,7 +267,7 @@ def _fused(meaning: Meaning) -> tuple[str, ...]:
 
 
 def _mlp(layer: Mapping[str, Shape], mlp: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (tensor names, Layout fields) of a layer's dense feed-forward block."""
+    """(tensor names, DecoderLayout fields) of a layer's dense feed-forward block."""
     gates = [(True, parts) for parts in GATED] + [(False, parts) for parts in PLAIN]
     ups = [tuple(joined(mlp, part) for part in parts) for _, parts in gates]
     up = found_names(layer, ups, "the MLP's first matmul")

@@ -21,7 +21,7 @@ GRANITE = (
 class Meaning:
     norm: NormKind | None = None  # None: layer norms if there are biases, else RMS norms
     norm_eps: float | None = None  # default if config.json has none
-    # Names of a layer's norms, if `has_norms_of_sums` cannot be inferred from them.
+    # Names of a layer's norms, if these do not imply their places (`norm_places`).
     norms: tuple[str, ...] | None = None
     has_norms_of_sums: bool = False  # post-norm: norms take the sum of a block's input and output
     has_final_norm: bool = True

@@ -87,7 +87,7 @@ def _norm(config: ModelConfig, path: str, name: str, shape: tuple[int, ...]) -> 
 
 
 def _head_transform(config: ModelConfig, transform: HeadTransformConfig, names: Names) -> Pieces:
-    """Pieces of what comes before the output head."""
+    """Pieces of the transform before the output head."""
     dense, shape = [names.head_dense], (config.hidden_size,)
     pieces = {
         "head_transform.dense.weight": matrices(names, dense, config.hidden_size, shape, [()]),
