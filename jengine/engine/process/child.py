@@ -1,4 +1,4 @@
-"""Entry and exit of every core process; ties it to the process that started it.
+"""Main function of a core process, which ends with the process that started it.
 
 In: a job on standard input. Out: a server for fronts. Must not know how an engine is built.
 """
@@ -23,7 +23,7 @@ from jengine.engine.process.launch import CoreJob
 from jengine.engine.process.to_front import LogRecord
 from jengine.errors import JengineError
 
-# Builds an engine from its settings, telling the server how far it is.
+# Builds an engine from its settings, reporting progress to the server.
 Build = Callable[[bytes, CoreServer], Served]
 
 
@@ -47,7 +47,7 @@ class LogForwarder(logging.Handler):
 
 
 def run_core(build: Build) -> None:
-    """Build the engine, serve until told to stop, and exit the process."""
+    """Build the engine, serve until a front shuts it down, and exit the process."""
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=CoreJob)
     belong_to(job.parent)
     if job.cpus:
@@ -70,7 +70,7 @@ def _serve(server: CoreServer, build: Build, settings: bytes) -> int:
         server.refuse(error)
         return 1
     gc.collect()
-    gc.freeze()  # what was loaded stays: later collections need not look through it
+    gc.freeze()  # exclude loaded objects, which stay, from later collections
     try:
         server.serve(served)
     except BaseException:  # noqa: BLE001 - the fronts were told

@@ -1,7 +1,7 @@
 """Dispatches a core's messages, on the socket's thread.
 
-In: frames from the core. Out: deltas to the mailbox, answers to pending questions, startup and
-death news; keeps the core's last reported state. Must not know sockets.
+In: frames from the core. Out: deltas to the mailbox, answers to pending questions, startup messages
+and death notices; keeps the core's last reported state. Must not know sockets.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Heard:
     ) -> None:
         """`die` is called with the reason when the core announces its end."""
         self.dropped = 0  # frames that could not be read
-        self.contents = HeldContents()  # of the core's cache, if it tells
+        self.contents = HeldContents()  # of the core's cache, if it reports them
         self._mailbox = mailbox
         self._asking = asking
         self._beginning = beginning

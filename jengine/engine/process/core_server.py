@@ -53,22 +53,22 @@ from jengine.wire.doors import Door
 from jengine.wire.message import BadFrame, Message
 from jengine.wire.socket_loop import Parts, SocketLoop
 
-# Threads for questions, so that one that waits for a long step does not hold up all others.
+# Threads for questions, so that one that waits for a long step does not block the others.
 ASKERS = 4
-# Seconds that a core which cannot start waits for a front to say so to.
+# Seconds that a core whose startup failed waits for a front to report it to.
 FIRST_FRONT = 5.0
 
 
 class Served(NamedTuple):
-    """A core that is ready to serve. The journal records changes of its cache."""
+    """A core that is ready to serve."""
 
     client: EngineClient
     ready: Ready
-    journal: ContentJournal | None  # of its cache, if the fronts are to be told
+    journal: ContentJournal | None  # changes of its cache, if fronts want them
 
 
 class CoreServer:
-    """Talks to fronts from its construction on; `serve` runs the engine's steps for them."""
+    """Accepts fronts from its construction on; `serve` runs the engine's steps for them."""
 
     def __init__(self, address: str, door: Door | None = None) -> None:
         """Fronts of this host connect to `address`, those of other hosts to `door`."""
@@ -225,7 +225,7 @@ class CoreServer:
         except Exception as error:  # noqa: BLE001 - the front raises it
             reply = CoreRefusal(ask.number, Failure.of(error))
         self._outbox.reply(identity, reply)
-        self._wake()  # what was queued before the question has been taken up
+        self._wake()  # the question has passed queued requests to the scheduler
 
     def _answered(self, ask: Ask) -> bytes:
         if self._steps is None:

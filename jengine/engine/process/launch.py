@@ -38,8 +38,7 @@ def launch(
     mailbox: Mailbox | None = None,
     door: Door | None = None,
 ) -> ProcessClient:
-    """Run a module as a core process and return its client, which can be asked to wait until it is
-    ready.
+    """Run a module as a core process and return its client, before the core is ready.
 
     `cpus`: processors it may use (none: all). `env` is added to its environment. `mailbox` may be
     shared by clients of several cores. `door` admits other hosts.

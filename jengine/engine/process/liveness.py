@@ -15,7 +15,7 @@ WhenDead = Callable[[EngineDead], None]
 
 class Liveness:
     def __init__(self, told: Iterable[WhenDead]) -> None:
-        self.changed = threading.Condition()  # notified at the end, and by others who share it
+        self.changed = threading.Condition()  # notified at death, and by `Startup`
         self.failure: EngineDead | None = None
         self._told = list(told)
 

@@ -1,7 +1,7 @@
 """Queue of deltas from cores in other processes for the one thread that reads outputs.
 
-In: deltas and errors, from socket threads. Out: the same in order; a reader never waits for what
-can no longer come. Must not know sockets or processes.
+In: deltas and errors, from socket threads. Out: the same in order; a reader does not wait if no
+request is open, steps are paused or the core is dead. Must not know sockets or processes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Mailbox:
         with self._changed:
             self._changed.wait_for(lambda: not wait or self._is_due)
             if not self._news and self._failure is not None:
-                self._open.clear()  # it is said once; later requests are refused
+                self._open.clear()  # raised once; later requests are refused
                 raise self._failure
             found: list[TokenDelta] = []
             while self._news and not (found and isinstance(self._news[0], JengineError)):

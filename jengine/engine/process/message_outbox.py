@@ -1,6 +1,7 @@
 """Encodes and sends a core's messages to fronts on a separate thread, so that no step waits.
 
-In: news, deltas and answers, from any thread. Out: messages to their fronts. Must not know sockets.
+In: announcements, deltas and answers, from any thread. Out: messages to their fronts. Must not know
+sockets.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from jengine.kvcache.content_journal import ContentJournal, HeldContents
 from jengine.outputs import TokenDelta
 from jengine.wire.message import Message, encode
 
-# Seconds between two reports of the core's state: while steps end, and while none do.
+# Seconds between reports of the core's state, while steps end and while none does.
 REPORT = 0.1
 QUIET_REPORT = 0.5
-# Lines of the log that are kept until the first front comes.
+# Log records kept until a front that takes logs connects.
 EARLY_LOG = 1000
-# Blocks in one message to a front that comes when the cache holds many.
+# Block changes per message to a front that connects when the cache is filled.
 MOST_CHANGES = 100_000
 
 
@@ -49,15 +50,15 @@ class Outbox:
     ) -> None:
         """`send` takes an identity and a message; `state` returns the core's state once there is
         one; `failed` is called if the thread fails."""
-        self.greeted = threading.Event()  # a front has come
+        self.greeted = threading.Event()  # a front has connected
         self._fronts = fronts
         self._send_parts = send
         self._state = state
         self._failed = failed
-        self._news: Message = Progress("Starting")  # for fronts that come
+        self._news: Message = Progress("Starting")  # the last announcement, for new fronts
         self._early_log: deque[LogRecord] = deque(maxlen=EARLY_LOG)  # before a front took it
-        self._held = HeldContents()  # of the cache, as far as fronts were told
-        self._reported = (0.0, 0)  # when the state was sent, and the steps that had ended
+        self._held = HeldContents()  # the cache's contents as sent to fronts
+        self._reported = (0.0, 0)  # time of the last state report, and its step count
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="jengine-output", daemon=True)
 
@@ -70,7 +71,7 @@ class Outbox:
         self._thread.join()
 
     def announce(self, news: Message) -> None:
-        """Broadcast news to all fronts, and greet later ones with it."""
+        """Broadcast a message to all fronts, and send it to fronts that connect later."""
 
         def tell() -> None:
             self._news = news
@@ -79,7 +80,7 @@ class Outbox:
         self._jobs.put(tell)
 
     def greet(self, identity: bytes) -> None:
-        """Send a new front the current news."""
+        """Send a new front the last announcement."""
         self._jobs.put(partial(self._greet, identity))
 
     def reply(self, identity: bytes, message: Message) -> None:
@@ -122,7 +123,7 @@ class Outbox:
 
     def _greet(self, identity: bytes) -> None:
         self._send([identity], self._news)
-        if identity in self._fronts.content_takers:  # it may have come late
+        if identity in self._fronts.content_takers:
             for changes in self._held.as_changes(MOST_CHANGES):
                 self._send([identity], CacheChanges(changes))
         self.greeted.set()

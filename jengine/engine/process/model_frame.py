@@ -36,7 +36,7 @@ MIXERS: dict[str, Any] = {
     "shared_block": SharedBlockConfig,
 }
 FFNS: dict[str, Any] = {"mlp": MlpConfig, "experts": ExpertsConfig}
-# One layer: of the mixers one is there, and of the feed-forward blocks.
+# One layer: exactly one mixer and one feed-forward block are set.
 LayerFrame = msgspec.defstruct(
     "LayerFrame",
     [
@@ -50,7 +50,7 @@ LayerFrame = msgspec.defstruct(
 
 _HINTS = get_type_hints(ModelConfig)
 _OTHERS = [item.name for item in fields(ModelConfig) if item.name != "layers"]
-# The fields of ModelConfig but for its layers, with their types.
+# All fields of ModelConfig except its layers.
 Surroundings = msgspec.defstruct(
     "Surroundings", [(name, _HINTS[name]) for name in _OTHERS], frozen=True
 )

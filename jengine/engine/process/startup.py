@@ -14,7 +14,7 @@ from jengine.engine.process.to_front import NotReady, Progress, Ready
 from jengine.errors import EngineDead
 
 Tell = Callable[[Progress], None]
-# Seconds without a word from a core that is starting, after which it is given up.
+# Seconds without a message after which a starting core is given up.
 START_SECONDS = 600.0
 
 

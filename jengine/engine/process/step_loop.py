@@ -18,7 +18,7 @@ from jengine.errors import UnexpectedCompile
 from jengine.outputs import TokenDelta
 
 A = TypeVar("A")
-# Seconds between two looks at the core's counts while steps run.
+# Seconds between updates of the core's counts while steps run.
 COUNT_EVERY = 0.1
 
 
@@ -43,7 +43,7 @@ class StepLoop:
         self._began: float | None = None  # when the step in progress began
         self._paused = False
         self._gate = threading.Lock()  # held during a step
-        self._changed = threading.Event()  # there may be something to do
+        self._changed = threading.Event()  # there may be work
 
     def run(self, ended: threading.Event) -> None:
         """Run steps until `ended`, which is checked after `wake`. Raises what ends the engine."""
@@ -64,7 +64,7 @@ class StepLoop:
         self._changed.set()
 
     def ask(self, question: CoreQuestion[A]) -> A:
-        """Answer a question, and pause or resume steps if it says so."""
+        """Answer a question, and pause or resume steps as its `runs_steps` says."""
         if question.runs_steps is False:
             return self._rest(question)
         answer = self._client.ask(question)
@@ -74,7 +74,7 @@ class StepLoop:
         return answer
 
     def _rest(self, question: CoreQuestion[A]) -> A:
-        """Pause: wait for the last step, deliver its deltas, then answer."""
+        """Pause: wait for the step in progress, answer, then deliver its last deltas."""
         self._paused = True
         with self._gate:
             answer = self._client.ask(question)

@@ -11,8 +11,8 @@ from jengine.wire.message import Message, Reader
 class Hello(Message, frozen=True):
     """A front's first message."""
 
-    takes_logs: bool = False  # the core's log records go to this front
-    takes_contents: bool = False  # so do the contents of its cache, by which requests are routed
+    takes_logs: bool = False  # send it the core's log records
+    takes_contents: bool = False  # send it the cache's block hashes, to route requests by
 
 
 class TellTokenizer(Message, frozen=True):
@@ -30,7 +30,7 @@ class AbortRequest(Message, frozen=True):
 
 
 class Ask(Message, frozen=True):
-    """A question; its Answer or Refusal has the same number."""
+    """A question; its CoreAnswer or CoreRefusal has the same number."""
 
     number: int
     question: AnyQuestion

@@ -50,7 +50,7 @@ class Progress(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """The engine is ready: what a front must know of it."""
+    """The engine is ready; what a front needs to know of it."""
 
     process: int  # of the core
     model: ModelFrame
@@ -59,7 +59,7 @@ class Ready(Message, frozen=True):
     cache: CacheConfig
     platform: str
     version: str  # of jengine
-    door: str | None = None  # the address for fronts of other hosts, where they are let in
+    door: str | None = None  # address for fronts of other hosts; None: not admitted
 
 
 class NotReady(Message, frozen=True):
@@ -87,7 +87,7 @@ class Pulse(Message, frozen=True):
 
 
 class StepFailed(Message, frozen=True):
-    """A step did not run and its requests have ended; the core goes on."""
+    """A step did not run, and all requests were aborted; the core continues."""
 
     failure: Failure
 
@@ -111,8 +111,6 @@ class CoreRefusal(Message, frozen=True):
 
 
 class LogRecord(Message, frozen=True):
-    """A record of the core's log."""
-
     name: str
     level: int
     text: str

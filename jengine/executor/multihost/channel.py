@@ -1,6 +1,6 @@
 """The leader's and a follower's end of the channel between processes.
 
-In and out: messages, in order. Both ends notice who is lost or stuck and then end the process.
+In and out: messages, in order. Both ends detect lost or stuck processes and then end their own.
 Must not know requests, weights or devices.
 """
 
@@ -38,7 +38,7 @@ from jengine.wire.connection import Connection
 from jengine.wire.message import Message, encode
 
 logger = logging.getLogger(__name__)
-# A step may fail because another process died: wait this long to learn of that.
+# Seconds to wait after a failure for news of another process's death, which may be its cause.
 GRACE = 2.0
 
 
@@ -58,7 +58,7 @@ class LeaderChannel:
             deque()
         )  # (process, request) cancelled by a follower's client
         self.samples: deque[tuple[int, SampleDigest]] = deque()
-        self.fetches: deque[tuple[int, dict[int, bool]]] = deque()  # that ended in a follower
+        self.fetches: deque[tuple[int, dict[int, bool]]] = deque()  # KV fetches ended in a follower
         self.observers: list[
             Callable[[str], None]
         ] = []  # called with the reason when the engine ends
@@ -124,7 +124,7 @@ class LeaderChannel:
             self.samples.append((rank, message))
         elif isinstance(message, FetchesEnded):
             self.fetches.append((rank, message.done))
-        elif not isinstance(message, Goodbye):  # which the peer has noted itself
+        elif not isinstance(message, Goodbye):  # handled by `Peer`
             self.end_all(f"process {rank} sent a {type(message).__name__} to the leader")
         return True
 
@@ -143,8 +143,8 @@ class LeaderChannel:
     ) -> Verdict:
         """Wait for every process's report, compare them, and broadcast the verdict.
 
-        `meanwhile` is called while waiting, to serve what else arrives. `names` are this process's
-        names of the reported things (request ids), which the followers then use.
+        `meanwhile` is called while waiting, to handle other messages. `names` are this process's
+        ids of the reported requests, which followers adopt.
         """
         self.broadcast(ReportDue(self._asked))
         self._asked += 1
@@ -286,7 +286,7 @@ Channel = LeaderChannel | FollowerChannel
 
 
 def failure(rank: int, reason: str) -> str:
-    """What every process reports of a failure in this one."""
+    """Error text for a failure of this process."""
     return f"{process_name(rank, socket.gethostname())} failed: {reason}"
 
 
@@ -296,7 +296,7 @@ def failing_together(channel: Channel) -> Iterator[None]:
     try:
         yield
     except UnexpectedCompile:
-        raise  # before anything has run, and in all processes alike
+        raise  # before anything has run, in every process
     except BaseException as error:
         channel.failed(f"{type(error).__name__}: {error}")
         raise

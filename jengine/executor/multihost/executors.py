@@ -1,7 +1,7 @@
-"""Runs plans in every process: the leader broadcasts each plan, read and call, and takes part.
+"""Runs plans in every process: the leader broadcasts each plan, read and call, and runs it too.
 
-In: plans. Out: steps of the local runner, the same ones everywhere; one that fails in one process
-ends all. Must not know requests.
+In: plans. Out: the same steps of each process's local runner; a step that fails in one process ends
+all. Must not know requests.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from jengine.outputs import StepOutput
 from jengine.plan import Plan, Transfers
 from jengine.runner.transfers.transfer_runner import REST
 
-# No process can be further behind: a step runs in all processes or in none.
+# No follower can be further behind: a step runs in all processes or in none.
 DIGESTS_KEPT = 64
 
 
 class LeadingExecutor:
-    """The leader's executor: has the others do what it does: plans, reads and calls."""
+    """The leader's executor: broadcasts plans, reads and calls, and runs them here too."""
 
     def __init__(self, local: LocalExecutor, channel: LeaderChannel, compare_every: int) -> None:
         self._local = local
@@ -66,7 +66,7 @@ class LeadingExecutor:
         channel.read_all()
         with channel.inside_step():
             has_left = step.has_left
-            if not has_left:  # its last stages run in all processes or in none
+            if not has_left:  # followers must queue the remaining pipeline stages too
                 channel.broadcast(StepRead(plan.step))
             output = step.result()
             if has_left:
@@ -82,7 +82,7 @@ class LeadingExecutor:
         fetches, said = self._fetches, self._channel.fetches
         fetches.ended(self._channel.rank, output.transfers_done)
         if not (plan.runs_step or said) and fetches.is_waiting:
-            self._channel.read(REST)  # with nothing to run, the next plan would only ask again
+            self._channel.read(REST)  # with nothing to run, wait rather than poll by empty plans
         while said:
             fetches.ended(*said.popleft())
         return fetches.take()
@@ -100,7 +100,7 @@ class LeadingExecutor:
                 )
 
     def update_weights(self, values: Any) -> None:
-        """Replace the parameters from the next plan on. Every process calls this itself."""
+        """Replace the parameters from the next plan on. Not broadcast: every process calls it."""
         self._local.update_weights(values)
 
     def call_workers(self, method: str, arguments: bytes) -> list[bytes]:
@@ -110,8 +110,7 @@ class LeadingExecutor:
     def join_call(
         self, method: str, arguments: bytes, meanwhile: Callable[[], None] = lambda: None
     ) -> list[bytes]:
-        """Run a worker call that every process makes by itself, and compare the calls across
-        processes."""
+        """Run a worker call that followers run too; compare the calls and collect the answers."""
         verdict = self._channel.agree(call_report(self._local, method, arguments), meanwhile)
         if verdict.problem is not None:
             raise RequestError(verdict.problem)
@@ -127,8 +126,7 @@ class LeadingExecutor:
 
 
 class FollowingExecutor:
-    """A follower's executor: runs the leader's plans, and reads their outputs once the leader
-    has."""
+    """A follower's executor: runs the leader's plans, and reads outputs when the leader does."""
 
     def __init__(self, local: LocalExecutor, channel: FollowerChannel, compare_every: int) -> None:
         self._local = local
@@ -198,20 +196,20 @@ class StepDigest:
 
 
 class FetchTally:
-    """Fetches still in progress in at least one process."""
+    """KV fetches still in progress in at least one process."""
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self._ranks = frozenset(ranks)
         self._missing: dict[int, set[int]] = {}  # number -> processes in which it has not ended
         self._failed: set[int] = set()
-        self._ended: dict[int, bool] = {}  # everywhere, and not taken yet
+        self._ended: dict[int, bool] = {}  # in all processes, not taken yet
 
     @property
     def is_waiting(self) -> bool:
         return bool(self._missing)
 
     def began(self, transfers: Transfers) -> None:
-        """Note the fetches of a plan that every process runs; a reset forgets earlier ones."""
+        """Register the fetches of a plan; a reset forgets earlier ones."""
         if transfers.reset:
             self._missing.clear()
             self._failed.clear()
@@ -220,7 +218,7 @@ class FetchTally:
             self._missing[fetch.number] = set(self._ranks)
 
     def ended(self, rank: int, done: Mapping[int, bool]) -> None:
-        """Note that process `rank` has completed fetches: number → success."""
+        """Record fetches completed by process `rank`: number → success."""
         for number, succeeded in done.items():
             missing = self._missing.get(number)
             if missing is None:
@@ -234,7 +232,7 @@ class FetchTally:
                 self._failed.discard(number)
 
     def take(self) -> dict[int, bool]:
-        """Return, since the last call, the fetches that all processes have completed: number →
-        whether all succeeded."""
+        """Fetches that all processes have completed since the last call: number → whether all
+        succeeded."""
         ended, self._ended = self._ended, {}
         return ended

@@ -22,7 +22,7 @@ class RunPlan(Message, frozen=True):
 
 
 class StepDone(Message, frozen=True):
-    """Leader, to processes with requests of their own: the token deltas of its last step."""
+    """Leader, where followers have readers too: the token deltas of its last step."""
 
     deltas: list[TokenDelta]
     counts: Counts
@@ -71,7 +71,7 @@ class Verdict(Message, frozen=True):
     problem: str | None
     least: int
     names: list[str]
-    answers: list[bytes] = []  # what the reports answered, by rank
+    answers: list[bytes] = []  # each report's `answer`, by rank
 
 
 class CallProcesses(Message, frozen=True):
@@ -121,7 +121,7 @@ class SampleDigest(Message, frozen=True):
 
 
 class FetchesEnded(Message, frozen=True):
-    """Follower: numbers of fetches that have ended in this process, and whether each succeeded."""
+    """Follower: numbers of KV fetches that ended in this process, and whether each succeeded."""
 
     done: dict[int, bool]
 

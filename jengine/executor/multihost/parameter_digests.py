@@ -1,4 +1,4 @@
-"""Digests of the parameters that this process loaded, compared across processes.
+"""Digests of the parameters that this process loaded, for comparison across processes.
 
 In: arrays before they are put on devices. Out: a digest of each one's shape, dtype and some
 elements. Must not know devices.
@@ -14,7 +14,7 @@ import numpy as np
 
 from jengine.executor.multihost.agreement import digest_of
 
-# Elements sampled from each array: hashing all of it would take as long as loading it.
+# Elements hashed per array: hashing all would take as long as loading.
 SAMPLES = 256
 
 

@@ -1,7 +1,7 @@
 """A connection to another process, with the threads that receive from it and send heartbeats.
 
-In: bytes and silence. Out: messages in an inbox, and a notice when it is lost. Must not know what
-the messages are for.
+In: frames, or their absence. Out: messages to a callback, and a notice when the process is lost.
+Must not know what the messages are for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Lost = Callable[[str], None]
 
 
 def process_name(rank: int, host: str | None = None) -> str:
-    """A process in messages, with its host where that is known."""
+    """Name of a process in error messages, with its host if known."""
     return f"process {rank} on {host}" if host else f"process {rank}"
 
 
@@ -55,7 +55,7 @@ class Peer:
             try:
                 self._connection.send(data)
             except OSError:
-                # What has arrived is still read, down to the message that says why.
+                # Only this direction: the other side's last message may say why it ended.
                 self._connection.close_sending()
 
     def send_last(self, data: bytes) -> None:
@@ -67,7 +67,7 @@ class Peer:
         """Say goodbye. Idempotent."""
         if self._left.is_set():
             return
-        self._left.set()  # first: the other side may close the connection on receipt
+        self._left.set()  # before sending: the other side may close the connection on receipt
         if self.farewell is None:
             with contextlib.suppress(OSError):  # the other side left first
                 self._connection.send(encode(Goodbye(reason)))

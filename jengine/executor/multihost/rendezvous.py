@@ -1,8 +1,7 @@
-"""How the processes of one JAX program find each other, through JAX's coordination service.
+"""Rendezvous of the processes of one JAX program, through JAX's coordination service.
 
 In: the processes of a mesh. Out: this process's end of their channel. The leader publishes its
-listening address there, and a random secret unless the user set one. It listens on that address
-only.
+listening address, and a random secret unless the user set one. It listens on that address only.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from jengine.wire.doors import Door, listening, new_secret, own_address, tcp
 
 logger = logging.getLogger(__name__)
 VARIABLE = "JENGINE_DATA_PARALLEL_SECRET"
-# Engines made so far by the same processes: each needs a distinct key.
+# Engines created so far by the same processes: each needs a distinct key.
 _numbers: dict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 
 
@@ -53,8 +52,8 @@ def meet(processes: Sequence[int], settings: MultihostSettings) -> Channel:
 def _gather(
     client: Any, key: str, processes: Sequence[int], settings: MultihostSettings
 ) -> tuple[dict[int, Connection], dict[int, str]]:
-    """Publish the listening address, and wait until all processes have connected; also the names
-    of their hosts."""
+    """Publish the listening address and wait for all processes. Returns their connections and host
+    names, by rank."""
     address = settings.address or address_towards(distributed.global_state.coordinator_address)
     secret = new_secret() if settings.secret is None else settings.secret
     ends = time.monotonic() + settings.meet
@@ -93,7 +92,7 @@ def _gather(
 def _find(
     client: Any, key: str, rank: int, leader: int, settings: MultihostSettings
 ) -> tuple[Connection, str]:
-    """Connect to the address that the leader published; also its host's name."""
+    """Connect to the published address. Returns the connection and the leader's host name."""
     client.key_value_set(f"{key}/host/{rank}", socket.gethostname())
     try:
         where = json.loads(client.blocking_key_value_get(key, int(settings.meet * 1000)))

@@ -15,11 +15,11 @@ NO_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 - refused
 
 @dataclass
 class Direction:
-    """Marks an engine whose first process alone has requests; the others only run its plans."""
+    """Marks an engine of which only the first process has requests."""
 
-    # Told why, before the first process ends with all others.
+    # Called with the reason before the first process ends all.
     observers: list[Callable[[str], None]] = field(default_factory=list)
-    # Ends every process of the engine. None: the first process is alone, or it has not met them.
+    # Ends every process of the engine. None: there are no others, or no connections yet.
     end_all: Callable[[str], NoReturn] | None = None
 
 
@@ -27,19 +27,19 @@ class Direction:
 class MultihostSettings:
     """Times are in seconds. Must be equal in every process."""
 
-    # The leader's own address that the others connect to. None: the one it reaches JAX's
-    # coordinator from.
+    # The leader's address, to which followers connect. None: the local address that routes to JAX's
+    # coordinator.
     address: str | None = None
-    # Until every process has begun its engine.
+    # Deadline for every process to create its engine.
     meet: float = 300.0
-    # A process without a heartbeat for this long is taken for dead.
+    # A process without a heartbeat for this long is considered dead.
     silence: float = 10.0
-    # A step that takes longer is taken for stuck, even if every process sends heartbeats.
+    # A longer step is considered stuck, even if every process sends heartbeats.
     stuck: float = 600.0
-    # Every so many steps the sampled tokens of all processes are compared.
+    # Steps between comparisons of the processes' sampled tokens.
     compare_every: int = 16
-    # Secret shared by all processes in advance and never sent. None: the leader
-    # makes one and tells it through JAX's coordination service, which answers any client.
+    # Secret known to all processes in advance and never sent. None: the leader generates one and
+    # publishes it through JAX's coordination service, which answers any client.
     secret: str | None = field(default=None, repr=False)
 
     @property

@@ -1,7 +1,7 @@
 """Starts and stops workers on a Ray cluster: a placement group, and one actor per host.
 
-In: an EngineJob. Out: an executor whose plans go to the first actor over a connection of our own.
-Ray carries bytes only, and only while workers start and end.
+In: an EngineJob. Out: an executor that sends plans to the first actor over its own TCP connection.
+Ray carries only bytes, and only while workers start and end.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Cluster:
         self._deadline = time.monotonic() + options.start
         self._actors: list[Any] = []
         self._where: list[ActorAddress] = []
-        self._ends: list[Any] = []  # references to what each actor's program returns
-        self._asked: dict[int, Any] = {}  # of actors started anew, until it is known where they run
+        self._ends: list[Any] = []  # Ray references to the results of the actors' programs
+        self._asked: dict[int, Any] = {}  # references to the addresses of restarted actors
         self._gpus = 0  # of each actor
         self._group: Any = None
         self._stopping = threading.Lock()
@@ -165,14 +165,14 @@ class Cluster:
         for rank, asked in list(self._asked.items()):
             if ray.wait([asked], timeout=0)[0]:
                 del self._asked[rank]
-                with suppress(ray.exceptions.RayError):  # its program's end says so too
+                with suppress(ray.exceptions.RayError):  # `ended` reports it too
                     self._where[rank] = msgspec.msgpack.decode(ray.get(asked), type=ActorAddress)
 
     def ended(self, ranks: Sequence[int], seconds: float) -> dict[int, JengineError | None]:
-        """Return, with their errors, those of the ranks whose programs end within `seconds`."""
+        """Ranks whose programs end within `seconds`, with their errors."""
         self._learn_where()
         waiting = [self._ends[rank] for rank in ranks]
-        if not waiting:  # which Ray refuses
+        if not waiting:  # ray.wait refuses an empty list
             return {}
         ended, _ = ray.wait(waiting, num_returns=len(waiting), timeout=seconds)
         return {self._ends.index(end): self._error_of(end) for end in ended}

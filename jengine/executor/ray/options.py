@@ -16,18 +16,18 @@ from jengine.errors import ConfigError, nearest_name
 class RayOptions:
     """Options under `executor_options` (executor='ray') and `data_parallel_options`."""
 
-    # Of the cluster. None: the one this program has joined, RAY_ADDRESS, or a new local one.
+    # The cluster's address. None: the cluster already joined, RAY_ADDRESS, or a new local one.
     address: str | None = None
-    # Processes that run steps. None: one for each host that is needed.
+    # Worker processes. None: one per host needed.
     workers: int | None = None
     # Per worker. None: its share of tensor_parallel_size, or all GPUs of its host.
     gpus: int | None = None
     cpus: float = 1.0
     # Environment variables of the workers.
     environment: Mapping[str, str] = field(default_factory=dict)
-    # Seconds until every worker has loaded and compiled its part.
+    # Deadline in seconds for every worker to load and compile.
     start: float = 1800.0
-    # Seconds for workers to end by themselves.
+    # Seconds that workers have to end before they are killed.
     stop: float = 10.0
 
     @classmethod

@@ -2,10 +2,10 @@
 
     python -m jengine.executor.ray.ranks
 
-In: a RanksJob on standard input. Out: a line per rank that has ended, on the file that the job
-names. A rank that has ended is started again a few times, and joins the front again. This is a
-process of its own because Ray takes over the signals of the process that joins it. Requests never
-pass through it: ranks connect to the front.
+In: a RanksJob on standard input. Out: a line per ended rank, on the file that the job names. An
+ended rank is restarted a few times and reconnects to the front. A separate process, because Ray
+takes over the signals of the process that joins it. Requests never pass through it: ranks connect
+to the front.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from jengine.executor.ray.options import RayOptions
 from jengine.executor.ray.ranks_job import RanksJob
 from jengine.executor.remote.job import Ended
 
-# Seconds between two looks at the ranks and for signals.
+# Seconds between checks for ended ranks and for signals.
 LOOK = 0.5
-# Seconds before a rank is started again that has ended for the first, second ... time in a row.
+# Seconds before the first, second ... restart of a rank in a row.
 DELAYS = (1.0, 10.0, 60.0)
-# Seconds after which a rank that ends is no sign that the next one would.
+# A rank that ran this many seconds gets its restarts anew.
 SETTLED = 600.0
 
 
@@ -55,7 +55,7 @@ def run(job: RanksJob, report: Callable[[JengineError], None]) -> None:
     ranks = len(job.jobs)
     cluster = Cluster(replace(RayOptions.checked(job.options), workers=ranks))
     told_to_end = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: told_to_end.set())  # Ray has set its own
+    signal.signal(signal.SIGTERM, lambda *_: told_to_end.set())  # replaces Ray's handler
     try:
         cluster.place(ranks * job.devices)
         cluster.begin(job.program, job.jobs)
@@ -75,18 +75,18 @@ class Restarts:
     def __init__(self, ranks: int) -> None:
         now = time.monotonic()
         self.running = list(range(ranks))
-        self.due: dict[int, float] = {}  # when ranks that do not run are started again
+        self.due: dict[int, float] = {}  # rank -> time of its restart
         self._began = [now] * ranks
         self._tries = [0] * ranks  # in a row
 
     def noted(self, rank: int, error: JengineError) -> JengineError:
-        """Note that a rank ended. Returns its error, extended by whether and when it restarts."""
+        """Record that a rank ended. Returns its error, with a note on its restart."""
         self.running.remove(rank)
         now = time.monotonic()
         if now - self._began[rank] >= SETTLED:
             self._tries[rank] = 0
         tries = self._tries[rank]
-        if not isinstance(error, EngineDead):  # it could not be built, and never could be
+        if not isinstance(error, EngineDead):  # building failed, and would again
             return error
         if tries == len(DELAYS):
             return EngineDead(f"{error} It was started {tries + 1} times, and is given up.")
@@ -95,7 +95,7 @@ class Restarts:
         return EngineDead(f"{error} It is started again in {DELAYS[tries]:g} s.")
 
     def taken(self) -> list[int]:
-        """Ranks due to start now."""
+        """Ranks to restart now; they count as running."""
         now = time.monotonic()
         ranks = [rank for rank, when in self.due.items() if when <= now]
         for rank in ranks:

@@ -8,8 +8,8 @@ import msgspec
 
 
 class RanksJob(msgspec.Struct, frozen=True):
-    options: dict[str, Any]  # of Ray
-    devices: int  # that each rank takes
-    program: str  # that each rank runs, as package.module:function
-    jobs: list[bytes]  # one for each rank
-    report: int  # the number of the open file for ranks that have ended
+    options: dict[str, Any]  # RayOptions
+    devices: int  # per rank
+    program: str  # package.module:function, run by each rank
+    jobs: list[bytes]  # one per rank
+    report: int  # file descriptor for reports of ended ranks

@@ -1,7 +1,7 @@
-"""The driver's end: plans go to the first worker, results come back in the same order.
+"""Driver's executor: sends plans to the first worker, and gets results in the same order.
 
-In: plans. Out: StepOutputs, or EngineDead with the reason as soon as a worker is lost. Nothing here
-needs jax or a device. Must not know who started the workers.
+In: plans. Out: StepOutputs, or EngineDead with the reason as soon as a worker is lost. No jax. Must
+not know who started the workers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RemoteStep:
     """Future of a step sent to the workers."""
 
     def __init__(self, executor: RemoteExecutor, arrived: Future[StepOutput]) -> None:
-        self.void = False  # an earlier step was refused, so its tokens are void
+        self.void = False  # an earlier step was refused, so this one's tokens are meaningless
         self._executor = executor
         self._arrived = arrived
 
@@ -57,7 +57,7 @@ class RemoteStep:
 
     @property
     def has_left(self) -> bool:
-        return True  # workers run no stages
+        return True  # workers advance pipelines by themselves
 
     def result(self) -> StepOutput:
         executor = self._executor
@@ -65,7 +65,7 @@ class RemoteStep:
         try:
             return executor.wait(self._arrived, executor.settings.stuck, "a step")
         except UnexpectedCompile:
-            if self.void:  # only its end matters
+            if self.void:  # its output is dropped
                 return StepOutput(np.zeros((0, 1), np.int32))
             for step in executor.in_flight:
                 step.void = True
@@ -88,9 +88,9 @@ class RemoteExecutor:
         self._stop = stop
         self._failure: str | None = None
         self._step = -1
-        self.in_flight: list[RemoteStep] = []  # whose results have not been read
+        self.in_flight: list[RemoteStep] = []  # results not read yet
         self._changing = threading.Lock()
-        # By kind of answer, which come in the order of the questions.
+        # By type of answer; answers of one type arrive in order.
         self._waiting: dict[type[Message], deque[Future[Any]]] = defaultdict(deque)
         ready: Future[Capacity] = Future()
         self._waiting[LeaderReady].append(ready)
@@ -136,7 +136,7 @@ class RemoteExecutor:
             return arrived.result(seconds)
         except TimeoutError:
             self._fail(f"workers have not answered {what} for {seconds:g} s")
-            return arrived.result(READY_SECONDS)  # failed meanwhile, or arriving just now
+            return arrived.result(READY_SECONDS)  # failed by `_fail`, or just arrived
 
     def _ask(self, message: Message, answer: type[Message]) -> Future[Any]:
         arrived: Future[Any] = Future()

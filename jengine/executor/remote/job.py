@@ -20,7 +20,7 @@ class Job(msgspec.Struct, frozen=True):
     rank: int
     workers: int
     coordinator: str  # of jax.distributed: host:port of the first worker
-    driver: Door  # that the first worker connects to
+    driver: Door  # to which the first worker connects
     multihost: dict[str, Any]
 
 

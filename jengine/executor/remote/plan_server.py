@@ -1,6 +1,6 @@
-"""The first worker's end: runs the driver's plans, in the other workers too if there are any.
+"""First worker's server: runs the driver's plans, by an executor that includes all workers.
 
-One thread queues steps as plans come, another waits for their results, so that the next step is
+One thread queues steps as plans arrive, another waits for their results, so that the next step is
 queued while one runs. Must not know requests, or who started this process.
 """
 
@@ -88,7 +88,7 @@ class PlanServer:
         """Queue a step; returns a function that waits for it and answers the driver."""
         try:
             pending = workers.submit(plan)
-        except UnexpectedCompile as error:  # in all workers alike, before anything of the step ran
+        except UnexpectedCompile as error:  # in every worker, before any of the step ran
             return partial(self._send, StepRefused(str(error)))
         return lambda: self._send(StepResult(pending.result()))
 
@@ -102,7 +102,7 @@ class PlanServer:
 
     @contextlib.contextmanager
     def _ending_all(self) -> Iterator[None]:
-        """An exception in this thread ends the process: others would wait for it forever."""
+        """An exception in this thread ends all workers: they would wait for it forever."""
         try:
             yield
         except BaseException as error:
