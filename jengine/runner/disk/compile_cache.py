@@ -18,15 +18,15 @@ from jax.experimental.compilation_cache import compilation_cache
 from jengine.cache_folder import cache_folder
 from jengine.errors import ConfigError
 
-# JAX writes entries in place, so a process killed while it writes leaves part of one. JAX fails to
-# decompress it and never replaces it either, so that program would be compiled again at every
-# start. Each entry is checked once, at the first start after it was written.
+# JAX writes entries in place, so a process killed meanwhile leaves a truncated one. JAX fails to
+# decompress it and never replaces it, so its program would be compiled again at every start. Each
+# entry is checked once, at the first start after it was written.
 
-# Its time says which entries have been checked: those that are older.
+# Entries older than this file's mtime have been checked.
 STAMP = ".jengine-checked"
-# An entry that changed less than so many seconds ago may still be written.
+# Seconds after its last change in which an entry may still be written.
 BEING_WRITTEN = 2.0
-# The newest are checked first, for so many seconds at most, lest a large cache holds up a start.
+# Longest time for checks, newest entries first, so that a large cache does not delay a start.
 LONGEST_CHECK = 1.0
 
 
@@ -60,16 +60,16 @@ def is_broken(file: Path) -> bool:
         decompress_executable(file.read_bytes())
     except FileNotFoundError:  # another process has removed it
         return False
-    except Exception as error:  # noqa: BLE001 - zlib and two kinds of zstd have errors of their own
+    except Exception as error:  # noqa: BLE001 - zlib and two zstd packages raise different errors
         logger.debug("%s: %s", file, error)
         return True
     return False
 
 
 logger = logging.getLogger(__name__)
-# XLA's caches inside JAX's, by their names in jax_persistent_cache_enable_xla_caches. Their
-# directories are among the options that JAX hashes into a program's key; since
-# FIRST_WITHOUT_DIRECTORY that of the tunings is not.
+# XLA's caches inside JAX's, as named in jax_persistent_cache_enable_xla_caches. JAX hashes their
+# directories into a program's key, except that of the autotuning cache since
+# FIRST_WITHOUT_DIRECTORY.
 KERNELS = "xla_gpu_kernel_cache_file"
 TUNINGS = "xla_gpu_per_fusion_autotune_cache_dir"
 FIRST_WITHOUT_DIRECTORY = (0, 11, 2)
@@ -140,9 +140,9 @@ def _use(directory: Path) -> Path:
     jax.config.update("jax_compilation_cache_dir", str(directory))
     compilation_cache.reset_cache()  # else JAX keeps the directory that it used first
     if jax.__version_info__ < FIRST_WITHOUT_DIRECTORY:
-        # XLA's tunings of kernels, whose directory would be part of every program's key.
+        # The autotuning cache's directory would be part of every program's key.
         jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
-    # Small programs matter for a short start; by default JAX does not keep them.
+    # By default JAX does not cache small programs, which add up at a start.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return directory
@@ -161,8 +161,8 @@ def what_compiling_costs() -> str:
 def wait_for_writes() -> None:
     """Wait until no file of the cache has changed for a moment; for a process about to end.
 
-    JAX writes cache files in place: one that is cut short is found and removed at the next start
-    (`broken_entries`), and its program is compiled again.
+    JAX writes cache files in place: a truncated one is removed at the next start
+    (`remove_broken_entries`), and its program is compiled again.
     """
     end = time.monotonic() + LONGEST_WAIT
     directory = usual_cache_dir()

@@ -1,4 +1,4 @@
-"""What compiled programs depend on besides the model: versions, devices and instruction sets.
+"""The machine that compiled programs are for: versions, devices and instruction sets.
 
 Out: a Machine, which can be serialised and compared with another. Must not know caches.
 """
@@ -16,8 +16,8 @@ import msgspec
 
 import jengine
 
-# Linux's names of instruction sets that a compiler may use; its other flags are about virtual
-# machines and mitigations.
+# Flags in /proc/cpuinfo that a compiler may use; the others are about virtualisation and
+# mitigations.
 INSTRUCTIONS = re.compile(
     r"(s?sse|avx|amx|fma|bmi|f16c|aes|sha|vaes|vpclmul|pclmul|gfni|popcnt|movbe|adx|abm|xop|asimd"
     r"|sve|bf16|i8mm|fphp)\w*"

@@ -1,7 +1,7 @@
 """The cache size of the last start, kept beside the compiled programs that depend on it.
 
 In: everything else that an engine's programs depend on. Out: block counts, so that the next start
-needs the same programs although a little more or less memory is free. Bundles contain it too.
+uses the same programs although a little more or less memory is free. Bundles contain it too.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """A warm bundle: the compiled programs of one engine in a file, for machines of the same kind.
 
-In: entries of the compile cache that an engine has used, and the library of CPU kernels that they
-call. Out: a zip file with a manifest, and the same entries in another cache. Everything is checked
-before anything is written. The contents of a bundle are executed: load only bundles whose author
-you trust.
+In: compile cache entries that an engine has used, and the library of CPU kernels that they call.
+Out: a zip file with a manifest, and the same entries in another cache. Everything is checked before
+anything is written. The contents of a bundle are executed: load only bundles whose author you
+trust.
 
-The entries are those of JAX's persistent cache and the recorded cache size, so an engine needs to
-know nothing about bundles. A bundle is checked against its own checksums and against the machine.
-The library of CPU kernels is found by the same source, jaxlib, flags, processor and compiler, so
-another machine compiles its own; one without a compiler takes any that was made for its processor.
-Only `jengine cache load` puts a library there.
+Entries are those of JAX's persistent cache and the recorded cache size, so engines need not know
+bundles. A bundle is checked against its checksums and the machine. The library's name depends on
+its source, jaxlib, flags, processor and compiler: a machine with another compiler builds its own,
+one without a compiler uses any for its processor. Only `jengine cache load` installs a library.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str
     settings: dict[str, Any]
     machine: Machine
-    # Set where programs' keys depend on the cache's directory: they are only found there.
+    # Set if cache keys depend on the cache's directory: entries are only found there.
     directory: str | None
     entries: dict[str, BundleEntry]
     kernels: dict[str, BundleEntry] = {}  # libraries that programs call
@@ -81,15 +80,15 @@ class Loaded:
     """Result of loading: names of entries written, already present, and kept although different."""
 
     written: list[str] = field(default_factory=list)
-    there: list[str] = field(default_factory=list)  # equal ones were there already
-    kept: list[str] = field(default_factory=list)  # different ones were there, and stay
+    there: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
 
 
 class Used:
-    """Names of the files in a directory that this process has opened: the programs that JAX has
-    read or written, and the record of the cache size that they were compiled for.
+    """Names of cache files that this process has opened: programs that JAX has read or written, and
+    the size record that they were compiled for.
 
-    Uses Python's audit hooks, since JAX has no public way to ask which programs it has used.
+    Uses a Python audit hook, since JAX does not report which entries it has used.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -20,11 +20,11 @@ from jengine.runner.memory.memory_pool import available_piece, free_bytes
 
 # Block counts keep this many significant bits: the loss is at most 1/64.
 SIGNIFICANT_BITS = 7
-# Part of the free memory that a new size leaves alone, so that the same size still fits when the
-# next process, or the next machine of this kind, finds a little less free.
+# Fraction of the free memory that a new size leaves unused, so that it still fits when the next
+# process, or the next machine of this kind, has a little less.
 RESERVE = 1 / 128
-# A size is kept if it is at least this part of the best one: another size would mean compiling
-# every program again. A host's free memory differs at each start, an accelerator's hardly.
+# A size is kept if it is at least this fraction of the best one, since another size recompiles
+# every program. A host's free memory differs at each start, an accelerator's hardly.
 ENOUGH = {"cpu": 0.75}
 ENOUGH_ON_ACCELERATORS = 15 / 16
 
@@ -51,7 +51,7 @@ def available_on_each(devices: Sequence[jax.Device], share: float) -> int:
 
 def _least(each: list[int], devices: Sequence[jax.Device]) -> int:
     least = min(each)
-    # The devices that XLA makes of one CPU share its memory.
+    # Virtual CPU devices share the host's memory.
     return least // len(devices) if devices[0].platform == "cpu" else least
 
 
@@ -97,8 +97,8 @@ def blocks_for(demands: Sequence[BlockDemand], budget: int) -> tuple[int, ...]:
 
 
 def overridden_blocks(demands: Sequence[BlockDemand], count: int) -> tuple[int, ...]:
-    """`num_gpu_blocks_override` in every group, the null block included. Recurrent groups get no
-    more states than are useful, which are much larger than blocks."""
+    """`num_gpu_blocks_override` in every group, the null block included. Recurrent groups get at
+    most as many states as are useful: a state is much larger than a block."""
     least = max(demand.at_least + 1 for demand in demands)
     if count < least:
         raise ConfigError(
@@ -150,7 +150,7 @@ def planned_blocks(
 
     A recorded size is used again if it fits and is at least `enough` of what this start would take.
     """
-    # The estimate may be too high: it must not refuse what the compiler could show to fit.
+    # The estimate may be too high: the minimum is refused only by the compiler's report.
     budget = max(available - scratch, cost(demands, least_blocks(demands)))
     chosen = fitting_blocks(demands, budget)
     if recorded is None or len(recorded) != len(demands):

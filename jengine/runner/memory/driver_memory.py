@@ -1,6 +1,6 @@
-"""Memory of an NVIDIA GPU as its driver reports it, for XLA's allocators that report nothing.
+"""Memory of an NVIDIA GPU by its driver, for XLA allocators without statistics.
 
-In: a device's number among those that the process sees. Out: bytes. Must not know JAX.
+In: a device's index among those visible to the process. Out: bytes. Must not know JAX.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ LIBRARY = "libcuda.so.1"
 
 
 def driver_memory(number: int) -> tuple[int, int] | None:
-    """Bytes of a GPU: free, and all. None if there is no driver of NVIDIA's, or it refuses."""
+    """(free, total) bytes of a GPU; None without NVIDIA's driver, or if a call fails."""
     try:
         cuda = ctypes.CDLL(LIBRARY)
     except OSError:
@@ -20,7 +20,7 @@ def driver_memory(number: int) -> tuple[int, int] | None:
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), number):
         return None
-    # The context that XLA uses, which is there already.
+    # The primary context, which XLA has created already.
     if cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
         return None
     try:

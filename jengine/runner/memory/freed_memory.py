@@ -1,8 +1,5 @@
-"""Returns freed memory to the system, where the allocator would keep it.
-
-Compiling a program frees hundreds of megabytes, which glibc keeps for later allocations; without
-this, an engine would hold them until it ends.
-"""
+"""Returns freed memory to the system: compiling a program frees hundreds of megabytes, which glibc
+would keep."""
 
 from __future__ import annotations
 
@@ -22,6 +19,6 @@ def _trim() -> ctypes._FuncPointer | None:
 
 
 def give_back_freed_memory() -> bool:
-    """Trim the heap; whether any memory was returned."""
+    """Trim the heap. Returns whether any memory was returned to the system."""
     trim = _trim()
     return trim is not None and bool(trim(0))

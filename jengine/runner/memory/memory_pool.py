@@ -22,22 +22,22 @@ logger = logging.getLogger(__name__)
 # deprecated; with both set JAX refuses to start.
 POOL_VARIABLE = "XLA_CLIENT_MEM_FRACTION"
 POOL_VARIABLES = (POOL_VARIABLE, "XLA_PYTHON_CLIENT_MEM_FRACTION")
-# What allocates; "platform" has no pool.
+# XLA's allocator; "platform" has no pool.
 ALLOCATOR_VARIABLE = "XLA_PYTHON_CLIENT_ALLOCATOR"
-# GB of the host's memory that devices may copy from and to the fastest, allocated as needed: for
-# sleeping weights and layers that stay on the host. XLA's default.
+# GB of pinned host memory that XLA may allocate, as needed: for sleeping weights and offloaded
+# layers. 64 is XLA's default.
 HOST_LIMIT_VARIABLE = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
 HOST_LIMIT = 64
 # JAX's default.
 JAX_POOL_SHARE = 0.75
-# The part of the pool that the engine fills. The rest is for step inputs and outputs, XLA's
+# Fraction of the pool that the engine fills. The rest is for step inputs and outputs, XLA's
 # autotuning of programs compiled while serving, and fragmentation.
 FILLED = 0.97
-# A larger pool would leave too little for what is outside: CUDA's context, kernels, graphs, NCCL.
+# A larger pool would leave too little for CUDA's context, kernels, graphs and NCCL.
 LARGEST_POOL_SHARE = 0.95
 # The share that `start_devices` has set, if any; a process starts its devices once.
 STARTED_WITH: list[float] = []
-# The part of the free host memory that the cache may take on a CPU.
+# Fraction of the free host memory that the cache may take on a CPU.
 HOST_SHARE = 0.7
 
 
@@ -80,8 +80,7 @@ def start_devices(share: float) -> None:
 
 
 def host_limit() -> int:
-    """GB of the host's memory that the devices' copies may take: all of it, where that is more
-    than XLA's default."""
+    """GB of pinned host memory to allow: all host memory, at least XLA's default."""
     return max(HOST_LIMIT, psutil.virtual_memory().total // 2**30)
 
 
@@ -142,13 +141,13 @@ def largest_piece(stats: Mapping[str, int]) -> int:
     largest = stats.get("largest_free_block_bytes", 0)
     if not largest:  # not reported, nothing allocated yet, or full
         return free
-    # A pool that is not reserved at once grows by a region, which is one piece.
+    # A pool that is not preallocated grows by contiguous regions.
     growth = limit - stats.get("pool_bytes", limit)
     return min(free, max(largest, growth))
 
 
 def chosen_share() -> float | None:
-    """The share of a device that the user has told JAX to take."""
+    """Pool share that the user has set by environment variable, if any."""
     said = [os.environ[name] for name in POOL_VARIABLES if os.environ.get(name)]
     return float(said[0]) if said else None
 
@@ -170,7 +169,7 @@ def tell_what_sleep_frees(platform: str) -> None:
 
 
 def tell_small_pool(limit: int, wanted: int, usable: int, share: float) -> None:
-    """Log that the pool is smaller than what was asked for, and what to do about it."""
+    """Log that the pool is smaller than requested, and what to do about it."""
     logger.log(
         logging.WARNING if chosen_share() is None else logging.INFO,
         "gpu_memory_utilization=%g asks for %.1f GB of each device, but JAX's memory pool ends at "

@@ -24,11 +24,11 @@ class PackedStep(NamedTuple):
     buffer: np.ndarray
     bucket: Bucket
     slots: np.ndarray  # i32: sampling slot of each entry that wants tokens
-    # i32: place of each chunk's tokens among the bucket's prefill tokens; that of a lone token,
-    # which is a decode row, is negative.
+    # i32: index of each chunk token among the bucket's prefill tokens; negative for single-token
+    # chunks, which run as decode rows.
     chunk_tokens: np.ndarray
     chunk_base: int  # where prefill tokens begin among all tokens of the bucket
-    # i32: number of slots, from that one on, of each entry that wants tokens; None: one each.
+    # i32: number of consecutive slots of each entry that wants tokens; None: one each.
     widths: np.ndarray | None = None
 
 
@@ -86,7 +86,7 @@ def pack(
         if lone.any():
             _pack_lone(plan, rows, inputs, lone)
         chunk_tokens, ends = _pack_chunks(plan, rows, inputs, bucket, lone)
-        # The slot of a decode row is its number.
+        # A decode row's slot is its index.
         first_chunk, sampled = bucket.decode_rows, samples[plan.num_decodes :]
         last_tokens = first_chunk + ends[sampled & ~lone]
         chunk_slots = first_chunk + np.cumsum(sampled & ~lone) - 1
@@ -99,7 +99,7 @@ def pack(
         inputs.heads.logit_index[first_chunk : first_chunk + len(last_tokens)] = last_tokens
     # In a multi-step decode: the position of the first run's token.
     ends = np.where(starts < 0, -1, positions + lengths - (plan.repeats - 1))
-    # Decodes alone have the first slots: writing to a slice is faster than to single places.
+    # Without prefill, slots are the first ones: a slice is faster to write than an index array.
     places = slots if len(chunk_tokens) else slice(plan.num_decode_rows)
     samplers, ends = owners[samples], ends[samples]
     if widths is not None:
@@ -200,7 +200,8 @@ def _pack_decodes(
 
 
 def _pack_drafts(plan: Plan, section: DraftInput, owners: np.ndarray, offsets: np.ndarray) -> None:
-    """Fill the draft section: windows of draft tokens, and each decode row's window."""
+    """Fill the draft section: a window of draft tokens per row with drafts, and the window of each
+    decode row."""
     section.offsets[: len(offsets)] = offsets
     if not len(section.firsts):
         return  # the device has the drafts

@@ -29,10 +29,10 @@ def common_bucket(held: Sequence[PackedStep | None], ladders: Ladders) -> Bucket
 
 
 def joined(held: Sequence[PackedStep | None], bucket: Bucket, shapes: StepShapes) -> np.ndarray:
-    """The buffer of a step, [stages, packed + 1]. Every plan must have been moved to the bucket.
+    """The buffer of a step, [stages, packed + 1]. Every plan must have been `moved` to the bucket.
 
-    Each row has the layer inputs of its stage's plan, the token ids of the plan that enters, the
-    sampling inputs of the plan that leaves, and the stage's index: a device reads its own row only.
+    Each row has the layer inputs of its stage's plan, the token ids of the entering plan, the
+    sampling inputs of the leaving plan, and the stage's index: a device reads only its stage's row.
     """
     nothing = StepInput.empty(bucket, shapes)[0]
     buffers = [nothing if packed is None else packed.buffer for packed in held]
@@ -47,8 +47,7 @@ def joined(held: Sequence[PackedStep | None], bucket: Bucket, shapes: StepShapes
 
 
 def moved(packed: PackedStep, bucket: Bucket, shapes: StepShapes) -> PackedStep:
-    """Repack a plan for a bucket at least as large: prefill tokens shift behind the added decode
-    rows."""
+    """Repack a plan for a larger bucket: prefill tokens shift past the added decode rows."""
     if packed.bucket is bucket or packed.bucket == bucket:
         return packed
     buffer, new = StepInput.empty(bucket, shapes)

@@ -33,8 +33,7 @@ def ending_ids(new: NewRow) -> list[int]:
 # The sampler's settings, and those that choose programs and the results to read.
 SETTINGS: dict[str, RowSetting] = {
     **ROW_SETTINGS,
-    # 0: not wanted; otherwise 1 + k, and -1 for the whole vocabulary.
-    # The sampler's table has columns for ids of the row's own.
+    # See `wanted_columns`. Ids to score have their own columns, so they need no top k.
     "logprobs": RowSetting(
         "int32",
         lambda new: wanted_columns(0 if new.sampling.logprob_ids else new.sampling.logprobs),
@@ -55,7 +54,7 @@ class Rows:
     def __init__(self, shapes: StepShapes) -> None:
         self.shapes = shapes
         rows = shapes.max_rows
-        # One more column: the target after the last token, for prompt log-probabilities.
+        # One extra column: the target after the last token, for prompt log-probabilities.
         self.tokens = np.zeros((rows, shapes.max_model_len + 1), np.int32)
         self.settings: dict[str, np.ndarray[Any, Any]] = {
             name: np.zeros((rows, *setting.width), setting.dtype)

@@ -71,7 +71,7 @@ class PendingStep:
         return found[: self.plan.repeats, slots].swapaxes(0, 1)
 
     def _filled(self, tokens: np.ndarray) -> np.ndarray:
-        """Set tokens beyond each entry's own slots to NO_TOKEN."""
+        """Set tokens beyond each entry's slots to NO_TOKEN."""
         widths = self.packed.widths
         if widths is not None:
             tokens[np.arange(tokens.shape[1]) >= widths[:, None]] = NO_TOKEN

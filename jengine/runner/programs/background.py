@@ -1,19 +1,19 @@
-"""Warm-up in the background: one thread compiles the remaining programs while steps run.
+"""Background warm-up: one thread compiles the remaining programs while steps run.
 
-In: the programs of every replica and the keys still to compile. Out: programs, one at a time, those
-that most steps have asked for first. Must not know steps or requests.
+In: the programs of every replica and the keys still to compile. Out: programs, one at a time, the
+most requested first. Must not know steps or requests.
 
 The largest forward and the heads for plain sampling (`ProgramList.first`) are compiled before: they
 size the cache and run the first requests. This thread compiles the rest, in the order of
-`ProgramList.later` until steps ask for some. A step whose own program is missing is packed for the
+`ProgramList.later` until steps request some. A step whose exact program is missing is padded to the
 smallest compiled bucket that covers it and whose sampling slots have a compiled sampler.
 
-XLA generates a CPU's code in its client's threads, which run steps too: their priority cannot be
-lowered (see `jengine/bench/log.md`). So this thread pauses between two compiles while steps run and
-none lacks a program.
+XLA's CPU client generates code in the threads that run steps, whose priority cannot be lowered (see
+`jengine/bench/log.md`). So this thread pauses between compiles while steps run and none lacks a
+program.
 
 Programs are loaded one by one, and each load makes XLA drop its CUDA graphs, which the next runs
-record again: JAX has no public way to compile first and load several together. With
+capture again: JAX has no public way to compile first and load several together. With
 `compilation_config={"wait_for": "all"}` all are loaded before the first request.
 """
 
@@ -37,11 +37,11 @@ logger = logging.getLogger(__name__)
 NICENESS = 10
 # Seconds between checks for Ctrl-C while waiting.
 GLANCE = 0.1
-# While steps run, a compile is followed by so many rests of its own length on one core, fewer on
-# more: one that takes a third of two cores then costs requests 3 %.
+# While steps run, each compile is followed by RESTS / cores pauses of its length: a compile that
+# takes a third of two cores then costs requests 3 %.
 RESTS = 20
 LEAST_REST = 0.1  # seconds, longer than most steps
-DOZE = 0.02  # seconds between checks, in a rest, for what ends it
+DOZE = 0.02  # seconds between checks whether to end a pause
 
 
 class BackgroundWarmUp:
@@ -53,12 +53,12 @@ class BackgroundWarmUp:
         self._left = list(wanted)
         self._failures: list[Exception] = []
         self._stopped = threading.Event()
-        self._hurried = threading.Event()  # a caller has waited for all of them
+        self._hurried = threading.Event()  # a caller waits for all programs
         self._ledger = replicas[0].ledger
         for programs in replicas:
             programs.expect_later(self._left)
-        # Not a daemon: a thread that is killed inside the compiler crashes the process, so Python
-        # waits at exit. Between two programs it checks whether it should stop.
+        # Not a daemon: killing a thread inside the compiler crashes the process, so Python waits
+        # for it at exit. It checks between programs whether to stop.
         self._thread = threading.Thread(target=self._run, name="jengine-warm-up", daemon=False)
 
     def start(self) -> None:
@@ -100,7 +100,7 @@ class BackgroundWarmUp:
                     made, total, time.perf_counter() - began)  # fmt: skip
 
     def _may_go_on(self) -> bool:
-        # At exit Python waits for this thread, and its main thread counts as ended.
+        # While Python waits for this thread at exit, the main thread is not alive.
         return not self._stopped.is_set() and threading.main_thread().is_alive()
 
     def _rest(self, seconds: float, steps: int) -> None:
@@ -128,7 +128,7 @@ class BackgroundWarmUp:
         replicas = [programs for one in self._replicas if (programs := one()) is not None]
         if len(replicas) < len(self._replicas):
             return False
-        # Programs that were asked for equally often keep their order: `max` takes the first.
+        # Ties keep their order: `max` takes the first.
         key = max(self._left, key=replicas[0].ledger.asked_for)
         try:
             for programs, compiled, entry in compile_in_turn(replicas, key):

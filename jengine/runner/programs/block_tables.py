@@ -1,7 +1,7 @@
 """Writes a plan's new blocks into the block tables on the device.
 
-The step itself writes those that fit in its packed input. More, such as those of a long cached
-prefix, are written by a small program that is queued before the step.
+The step writes those that fit its packed input. The rest, such as those of a long prefix hit, are
+written by a small program that is queued before the step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jengine.runner.programs.compiler import StepCompiler
 from jengine.runner.programs.state_writer import StateWriter
 from jengine.runner.step.batch import with_new_blocks
 
-# Blocks that one run of that program writes.
+# Blocks per run of that program.
 WRITTEN_AT_ONCE = 2048
 
 

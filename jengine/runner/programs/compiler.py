@@ -1,4 +1,4 @@
-"""Compiles one program of a step for a size and features, ahead of time, from shapes alone."""
+"""Ahead-of-time compilation of a step's programs, by size and features, from shapes alone."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Size = Bucket | Slots
 
 @dataclass(frozen=True)
 class StepCompiler:
-    """Lowers and compiles a step's programs before the memory of leaves and state is allocated."""
+    """Lowers and compiles a step's programs; needs no allocated parameters or state."""
 
     shapes: StepShapes
     rebuild: Callable[[Leaves], Any]
@@ -69,18 +69,17 @@ class StepCompiler:
     stages: Stages | None = None  # None: no pipeline
     choices: CompilerChoices = field(default_factory=CompilerChoices)
     drafter: DrafterProgram | None = None  # None: steps make no drafts
-    hidden: int = 0  # width of embeddings that are given
+    hidden: int = 0  # width of prompt embeddings; 0: not enabled
     width: int = 0  # of hidden states
-    # Whether the host changes logits before a token is sampled from them.
+    # Whether logits processors run on the host between logits and sampling.
     splits: bool = False
-    adapters: AdapterProgram | None = None  # None: rows have none
-    encoder: tuple[int, int] | None = None  # shape of the encoder's array; None: there is none
-    # Positions that a row may read of it by cross attention; 0: its rows are embeddings.
+    adapters: AdapterProgram | None = None  # None: no LoRA
+    encoder: tuple[int, int] | None = None  # shape of the encoder's array; None: no encoder
+    # Positions per row for cross attention; 0: the array's rows are embeddings.
     cross_positions: int = 0
-    # The replicas that run each step together; None: the step is of one. `leaves` are of all, what
-    # else is said here of one.
+    # The replicas of joint steps. `leaves` are then those of all replicas, everything else of one.
     joined: JoinedReplicas | None = None
-    # The Triton kernels of what it has compiled (`KernelCall`); None: they need not be known.
+    # Collects the Triton kernels of compiled programs (`KernelCall`); None: not needed.
     kernels: set[Any] | None = field(default=None, compare=False)
 
     @engine_context()
@@ -103,10 +102,10 @@ class StepCompiler:
         )
 
     def _key(self, size: Size, features: Features) -> Hashable | None:
-        """All that its program depends on; None: it is this engine's alone."""
+        """Everything that the program depends on; None: not shared between engines."""
         if not self.placement.is_cpu or features.own_functions:
             return None
-        # What is not part of a program would only be kept by the key, or cannot be compared.
+        # Without what is not part of a program: the key would keep it alive, or cannot compare it.
         placement = replace(self.placement, observe=None)
         of_all = replace(self, adapters=None, kernels=None, placement=placement)
         adapters = self.adapters if features.adapters else None
@@ -173,7 +172,7 @@ class StepCompiler:
     def head_leaves(self) -> tuple[int, ...]:
         """Indices of the leaves that the output head reads."""
         rows = jax.ShapeDtypeStruct((FEWEST_DECODE_ROWS, self.width), np.float32)
-        # Inside a program of all replicas kernels find their mesh in the context.
+        # In joint steps kernels take their mesh from the context.
         whole = nullcontext() if self.joined is None else jax.set_mesh(self.joined.placement.mesh)
         own = self.model_leaves
         with whole:

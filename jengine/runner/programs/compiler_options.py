@@ -3,9 +3,9 @@
 In: the device, the tokens of a program, choices. Out: a dict for `Lowered.compile`.
 
 A CUDA graph ends at each collective, unless `compilation_config={"capture_collectives": True}`; XLA
-records a graph with collectives again at every step. `python -m jengine.bench.gpu` compares both on
-a machine with several GPUs, and shortest graphs of two and of five launches: XLA's default is five,
-but a sharded layer has only four between two all-reduces.
+captures a graph with collectives again at every step. `python -m jengine.bench.gpu` compares both
+on several GPUs, and minimum graph sizes of two and five launches: XLA's default is five, but a
+sharded layer has only four between two all-reduces.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 from pallas_kernels.xla_matmul import CUBLASLT, matmul_library
 
 GPU_OPTIONS: dict[str, Any] = {
-    # In percent, out of reach: XLA counts every kernel's write into the cache as another cache
-    # and would rematerialise small values in each layer to save memory that is not used. The
-    # engine sizes memory by what XLA reports after compiling. Ten times what is free is not out of
-    # reach: an 8B model beside a cache of 110 GB counts as 358 GB.
+    # Percent, effectively no limit: XLA counts every kernel's in-place write to the cache as
+    # another cache, and would rematerialise values in each layer to save memory that is not used.
+    # The engine sizes memory by what XLA reports after compiling. 1,000 % is too little: an 8B
+    # model with a cache of 110 GB counts as 358 GB.
     "xla_gpu_memory_limit_slop_factor": 100_000,
     # A kernel that reads a slice of the packed input would be left out of the CUDA graph.
     "xla_gpu_enable_dynamic_slice_fusion": False,
@@ -27,31 +27,30 @@ GPU_OPTIONS: dict[str, Any] = {
     # that are never served.
     "xla_enable_command_buffers_during_profiling": True,
 }
-# Set to False, it leaves matmuls to cuBLASLt.
+# False leaves matmuls to cuBLASLt.
 WITHOUT_TRITON = "xla_gpu_enable_triton_gemm"
-# XLA's default contents of CUDA graphs, and collectives. Without these a graph ends at each
-# collective; with them XLA records the graph again at every step, which has been slower
-# (openxla/xla#35360), and steps have hung.
+# XLA's default contents of CUDA graphs, plus collectives, with which XLA captures the graph again
+# at every step; that has been slower (openxla/xla#35360), and steps have hung.
 GRAPHS_WITH_COLLECTIVES = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,COLLECTIVES"
-# The fewest launches of a graph. Between two all-reduces of a sharded layer there are four, and by
-# default XLA launches fewer than five one by one.
+# Minimum launches of a graph. XLA's default is 5; between two all-reduces of a sharded layer there
+# are four.
 FEWEST_IN_GRAPH = {"xla_gpu_graph_min_graph_size": 2}
-# Beside steps measurements are noise, and the KV cache leaves no memory for their operands. Options
-# are part of a program's key in the compile cache, so none of these choices stays.
+# While steps run, autotuning measures noise, and the KV cache leaves no memory for its operands.
+# Options are part of a program's key in the compile cache, so these choices are not reused later.
 UNMEASURED = {"xla_gpu_autotune_level": 0}
-# What may be under way beside kernels: by default two copies of the parameters of a layer that
-# comes from the host's memory, and kernels would wait for the others.
+# Concurrent async copies: XLA's default is two, so kernels would wait for the other parameters of
+# an offloaded layer.
 MOST_UNDER_WAY = "xla_gpu_experimental_parallel_async_compute_limit"
 
 
 @dataclass(frozen=True)
 class CompilerChoices:
-    """The part of the compilation config that concerns XLA."""
+    """The compilation config's choices for XLA."""
 
     capture_collectives: bool = False  # in CUDA graphs
     matmuls: str = "auto"  # or the library of all programs, see `pallas_kernels.xla_matmul`
-    short_graphs: bool = True  # whether CUDA graphs may hold few launches
-    arriving: int = 0  # the most parameters of a layer that comes from the host's memory
+    short_graphs: bool = True  # allow CUDA graphs of few launches
+    arriving: int = 0  # most parameters of an offloaded layer
 
     def options(self, device: Any, tokens: int, *, measures: bool = True) -> dict[str, Any] | None:
         """XLA options for a program over this many tokens; None: defaults. `measures`: allow

@@ -1,8 +1,7 @@
 """The encoder's programs and output array: image embeddings, or cross-attention keys and values.
 
-In: spans with their content. Out: rows of the array, which steps read. One program per input size,
-compiled at the start or on first use, and counted in the ledger as steps are. Must not know
-requests.
+In: media spans. Out: rows of the array, which steps read. One program per input size, compiled at
+the start or on first use, and counted in the ledger like steps. Must not know requests.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from jengine.runner.variants.features import Features
 from jengine.runner.variants.parts import Part
 from sharding.placement import put
 
-IMAGES = "images"  # the logical axis of runs side by side
+IMAGES = "images"  # the logical axis of data-parallel encoding
 
 
 class Packed(Protocol):
@@ -46,7 +45,7 @@ class Packed(Protocol):
 class Packer(Protocol):
     """Packs encoder inputs. Sizes are in image patches, audio positions or text tokens."""
 
-    width: int  # numbers of a row of the array
+    width: int  # of the array's rows
 
     def places_taken(self, span: MediaSpan) -> int: ...
 

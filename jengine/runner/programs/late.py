@@ -1,16 +1,16 @@
-"""Compiles programs that warm-up did not cover in a thread, while steps run.
+"""Compiles programs that warm-up did not cover, in a thread, while steps run.
 
-In: keys of programs. Out: programs, kept by all replicas, or the error of each that failed. Must
-not know requests.
+In: keys of programs. Out: programs, for all replicas, or the error of each that failed. Must not
+know requests.
 
-A request waits for its own programs only, parked by a scheduler gate
+A request waits only for its own programs, parked by a scheduler gate
 (`distributed/program_gate.py`); if one does not compile, the request ends with that error. This is
-for requests that come before warm-up has ended, and for those with user callbacks.
+for requests that arrive before warm-up has ended, and for those with user callbacks.
 
-Sampling options never compile the model: the sampler and the other heads are small programs of
-their own, about a dozen, for a few numbers of slots, and compiled at the start. Only where forward
-and sampler cannot be queued one after the other are they one program (`runner/step/composed.py`):
-in multi-step decode, and for drafts with recurrent layers.
+Sampling options never compile the model: the sampler and other heads are about a dozen small
+programs, for a few numbers of slots, compiled at the start. Only where forward and sampler cannot
+be queued one after the other are they one program (`runner/step/composed.py`): in multi-step
+decode, and for drafts with recurrent layers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LatePrograms:
             new = [key for key in keys if key not in self._asked and key not in self.failures]
             self._asked.update(dict.fromkeys(new))
             if new and self._thread is None and not self._stopped:
-                # Not a daemon: a thread that is killed inside the compiler crashes the process.
+                # Not a daemon: killing a thread inside the compiler crashes the process.
                 self._thread = threading.Thread(target=self._run, name="jengine-late-programs")
                 self._thread.start()
 
@@ -85,7 +85,7 @@ class LatePrograms:
             for programs, compiled, entry in compile_in_turn(lacking, key):
                 entry.beside_steps = True
                 programs.keep(compiled, entry)
-        except Exception as error:  # the error of the requests that wait for it
+        except Exception as error:  # fails the requests that wait for it
             self.failures[key] = error
             logger.exception("compiling %s with features %s failed", *key)
         with self._lock:

@@ -27,13 +27,13 @@ class LedgerEntry:
     temp_bytes: int  # scratch memory and results of one run
     code_bytes: int
     after_warm_up: bool = False  # a step waited for it
-    beside_steps: bool = False  # requests waited for it, and no step
+    beside_steps: bool = False  # compiled while steps ran; only requests waited for it
     compiles: int = 1  # one per data-parallel replica
-    executions: int = 0  # of the program; XLA records its CUDA graphs in the second
+    executions: int = 0  # of the program; XLA captures its CUDA graphs in the second
     hits: int = 0  # steps that ran in it
     runs: int = 0  # of the step: a multi-step decode has several per hit
     useful_tokens: int = 0
-    useful_prompt_tokens: int = 0  # of these, those of prefill chunks
+    useful_prompt_tokens: int = 0  # the prefill tokens among them
 
     @property
     def padded_share(self) -> float:
@@ -61,11 +61,11 @@ class CompileLedger:
 
     entries: dict[Key, LedgerEntry] = field(default_factory=dict)
     warm_up_seconds: float = 0.0
-    awaited: int = 0  # programs that are compiled right now while a step waits for them
-    awaited_seconds: float = 0.0  # for which steps have waited
-    # Programs still to be compiled in the background, and how many steps would have run in each.
+    awaited: int = 0  # programs being compiled while a step waits
+    awaited_seconds: float = 0.0  # total time that steps have waited
+    # Programs still to be compiled in the background, and the number of steps that requested each.
     to_come: dict[Key, int] = field(default_factory=dict)
-    # Variants that warm-up leaves out: the first step that needs one waits for its program.
+    # Variants that warm-up leaves out; the first step that needs one waits for its program.
     on_first_use: tuple[Features, ...] = ()
 
     def add(self, entry: LedgerEntry) -> None:

@@ -1,4 +1,4 @@
-"""A replica's compiled programs, and the choice of those that run a plan.
+"""A replica's compiled programs, and their choice for a plan.
 
 After warm-up, a step that lacks a program compiles it with a warning; in strict mode it raises.
 """
@@ -75,32 +75,32 @@ class Programs:
         self._tiers_of = {part: of_part(tiers, part) for part in Part}
         self.strict = strict
         self.ledger = ledger
-        # What the engine compiles at its start, or on first use if it compiles nothing then. Any
-        # other program is compiled when a step needs it, for the step's bucket.
+        # Compiled at the start, or on first use without warm-up. Other programs are compiled when a
+        # step needs them, for the step's bucket.
         self._planned = tuple(planned)
         # Bucket and features of a step -> the planned program that runs it.
         self._smallest: dict[StepKey, StepKey | None] = {}
         self._compiled: dict[Key, Compiled] = {}
-        # To be compiled in the background; larger programs run their steps meanwhile.
+        # To be compiled in the background; steps run in larger programs until then.
         self._later: set[Key] = set()
         self._warm = False
         self._largest = largest or NO_TOKENS  # the bucket that every step fits in
-        self.late: LateCompiler | None = None  # what compiles programs while steps run
-        # Called, in any thread, when a program is there or a thread beside the steps gives it up.
+        self.late: LateCompiler | None = None
+        # Called, in any thread, when a program is compiled or a background compile has failed.
         self.tell: Callable[[], object] = lambda: None
-        # Size and features of a step -> its programs, once nothing is to come.
+        # Memo: size and features of a step -> its programs, while none is pending.
         self._chains: dict[tuple[Bucket, Features], Chain] = {}
 
     def keep(self, compiled: Compiled, entry: LedgerEntry) -> None:
         key = (entry.bucket, entry.features)
         self.ledger.add(entry)  # first, since `find` reads the entry of every compiled program
         self._compiled[key] = compiled
-        self._chains.clear()  # before a chain can be kept that does not know this program
+        self._chains.clear()  # they were chosen without this program
         self._later.discard(key)
         self.tell()
 
     def expect_later(self, keys: Iterable[Key]) -> None:
-        """Register these as pending: larger programs stand in until they are compiled."""
+        """Register programs as pending: steps run in larger ones until they are compiled."""
         self._later.update(self.missing(keys))
         self.ledger.expect(self._later)
 
@@ -109,7 +109,7 @@ class Programs:
         known = self._chains.get((smallest, needed))
         if known is None:
             known = self._chain_of(smallest, needed)
-            if not (self._later or needed.own_functions):  # else a better one is to come
+            if not (self._later or needed.own_functions):  # else a smaller one may be pending
                 self._chains[smallest, needed] = known
         return known
 
@@ -134,11 +134,11 @@ class Programs:
     def bucket_for(
         self, bucket: Bucket, needed: Features, heads: Sequence[Features] = ()
     ) -> Bucket:
-        """The bucket that a step of this size is packed for now.
+        """The bucket to which a step of this size is padded now.
 
-        It is that of the smallest planned program that covers the step (rare variants have fewer
-        buckets). While this program or one of its `heads` is pending in the background, it is that
-        of the smallest compiled program whose heads are compiled.
+        That of the smallest planned program that covers the step (rare variants have fewer
+        buckets). While this program or one of its `heads` is pending in the background, that of
+        the smallest compiled program whose heads are compiled.
         """
         if needed.own_functions:  # no planned program has them
             return self._smallest_ready(bucket, needed)
@@ -227,7 +227,7 @@ class Programs:
                          for one in sizes)  # fmt: skip
             if coming and (last, tier) in self._compiled:
                 return []
-        # The most capable one also runs what is in the batch beside it.
+        # Prefer the most capable: it also serves the rest of the batch.
         tier = next((tier for tier in able if (last, tier) in self._later), able[-1])
         return [
             (one, tier)
@@ -236,7 +236,7 @@ class Programs:
         ]
 
     def missing(self, wanted: Iterable[Key]) -> list[Key]:
-        """Those that are not compiled yet."""
+        """The keys that are not compiled yet."""
         return [key for key in wanted if key not in self._compiled]
 
     def compile(self, key: Key) -> tuple[Compiled, LedgerEntry]:
@@ -290,7 +290,7 @@ class Programs:
             self.chain(bucket, needed)
 
     def forget(self, taps: TapSet) -> None:
-        """Drop the programs of a tap set that is out of use."""
+        """Drop the programs of an unused tap set."""
         for bucket, features in [key for key in list(self._compiled) if taps in key[1].taps]:
             del self._compiled[bucket, features]
             self._chains.clear()
@@ -303,7 +303,7 @@ class Programs:
                 "Add its variant to compilation_config['variants'], or use strict=False, which "
                 "capture, intervene, prompt_embeds and logprob_token_ids always need."
             )
-        if self._warm:  # said before, as a large model's program takes a minute
+        if self._warm:  # before compiling, as a large model's program takes a minute
             logger.warning(
                 "compiling %s, once (program %s, %s): a step waits for it, as warm-up left it out. "
                 "compilation_config['variants'] says what is compiled at the start",

@@ -36,7 +36,7 @@ class RowAdmission:
     def _packed(self, new: NewRow) -> Admission:
         sampling = new.sampling
         return pack_admission(
-            # Tokens that stand for embeddings are no tokens: penalties do not count them.
+            # Penalties do not count the placeholder tokens of prompt embeddings.
             new.token_ids if new.embeds is None else new.token_ids[new.prompt_length :],
             new.prompt_length if new.embeds is None else 0,
             vocab=self._vocab_size,

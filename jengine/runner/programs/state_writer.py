@@ -1,4 +1,4 @@
-"""Programs that write arrays of the host into a part of the step state, queued before a step."""
+"""Small programs that write host arrays into a part of the step state, queued before a step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sharding.shared import shared
 
 
 class StateWriter:
-    """Runs `write(kept, *given)`, which returns the donated `kept`, a part of the state, with the
-    given arrays in it. One program per shape of the first of these, compiled on first use."""
+    """Runs `write(kept, *given)`, which returns `kept` (a part of the state, donated) with the
+    given arrays written. One program per shape of the first given array, compiled on first use."""
 
     def __init__(self, compiler: StepCompiler, write: Callable[..., Any], kept: Any) -> None:
         self._placement = compiler.placement

@@ -13,7 +13,7 @@ from jengine.runner.programs.compiler import StepCompiler
 from jengine.runner.programs.state_writer import StateWriter
 from jengine.sampling.masks import with_masks
 
-# Masks that one run of the program writes: as many as a few requests have, or many.
+# Masks per run of a program: for few requests, or many.
 SIZES = (4, 32)
 
 

@@ -14,7 +14,7 @@ from jengine.runner.programs.programs import Programs
 from jengine.runner.variants.program_list import Key
 
 ProgressBar = Callable[..., Any]
-# Programs that an accelerator compiles at once.
+# Concurrent compiles for an accelerator.
 MOST_ON_ACCELERATORS = 4
 
 
@@ -28,10 +28,10 @@ def compile_threads(platform: str) -> int:
 def warm_up(
     replicas: Sequence[Programs], wanted: Iterable[Key], bar: ProgressBar, threads: int
 ) -> None:
-    """Compile what is missing of `wanted`, with a progress bar.
+    """Compile the missing programs of `wanted`, with a progress bar.
 
-    Different programs are compiled in parallel, one program for its replicas one after the other:
-    where the persistent cache does not depend on the device, as on GPUs, all but the first hit it.
+    Programs are compiled in parallel, but one program's replicas in sequence: where the persistent
+    cache does not depend on the device, as on GPUs, all but the first hit it.
     """
     began = time.perf_counter()
     jobs: dict[Key, list[Programs]] = {}
