@@ -50,7 +50,7 @@ class CompilerChoices:
     capture_collectives: bool = False  # in CUDA graphs
     matmuls: str = "auto"  # or the library of all programs, see `pallas_kernels.xla_matmul`
     short_graphs: bool = True  # allow CUDA graphs of few launches
-    arriving: int = 0  # most parameters of an offloaded layer
+    arriving: int = 0  # most parameter arrays of an offloaded layer
 
     def options(self, device: Any, tokens: int, *, measures: bool = True) -> dict[str, Any] | None:
         """XLA options for a program over this many tokens; None: defaults. `measures`: allow

@@ -1,7 +1,7 @@
 """LoRA in the traced step: rows of a batch may have different adapters, or none.
 
-In: each query tile's slot, and all slots' matrices. Out: a model whose layers add each row's
-adapter.
+In: each query tile's adapter slot, and all slots' matrices. Out: a model whose layers add each
+row's adapter.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def add_adapters(
     slots: Int[Array, " tokens"],
     implementation: str,
 ) -> None:
-    """Install LoRA with these arrays into the traced model's layers, except the output head, which
-    sees other rows."""
+    """Install LoRA with these arrays into the traced model's layers, except the output head, whose
+    rows are sampling slots."""
     modules = weighted(model)
     most = next(iter(weights.values())).slots
     rows = AdapterRows(slots, most, implementation)

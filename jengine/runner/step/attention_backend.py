@@ -22,12 +22,12 @@ from pallas_kernels.layout import BFLOAT16_BITS, FP8_BITS, INT8, has_scales
 from sharding.placement import Placement
 
 logger = logging.getLogger(__name__)
-# Backends in which, on one device, a row has the same bits alone and in any batch, whole or in
-# chunks: in matmuls, norms and attention, and in every sum of experts and of the sampler.
+# Backends that are batch-invariant on one device: a row's bits do not depend on the batch or on
+# chunking, in matmuls, norms, attention, MoE sums and the sampler.
 BATCH_INVARIANT = frozenset({"cpu"})
 
 
-# Backends that are another one with kernels of their own for prompts.
+# Backends that extend another one by prefill kernels.
 BASES = {"fa4": "triton"}
 CODES = {"int8": INT8, "fp8": FP8_BITS}
 NAMES = {BFLOAT16_BITS: "bfloat16", **{dtype: name for name, dtype in CODES.items()}}
@@ -51,7 +51,8 @@ def attention_backend(wanted: str, groups: tuple[CacheGroup, ...], codes: str | 
 
 
 def available_backend(wanted: str, groups: tuple[CacheGroup, ...]) -> tuple[str, str | None]:
-    """The backend, of BASES the other one, and why `auto` falls back to XLA, if it does."""
+    """Return the backend (for one of BASES, its base), and why `auto` falls back to XLA, if it
+    does."""
     platform = jax.default_backend()
     if wanted == "xla":
         return wanted, None
@@ -59,7 +60,7 @@ def available_backend(wanted: str, groups: tuple[CacheGroup, ...]) -> tuple[str,
     kernels = BASES.get(own, own)
     problem = kernels_problem(own, platform, heads_of(groups))
     if kernels == "triton" and problem is None and (refused := unserved_device(platform)):
-        # XLA may be unable to compile for it as well, and would be slow.
+        # No fallback: XLA may be unable to compile for it as well, and would be slow.
         raise ConfigError(f"{refused} Or set attention_backend='xla', which is slower.")
     if wanted != "auto" and problem:
         raise ConfigError(
@@ -69,7 +70,7 @@ def available_backend(wanted: str, groups: tuple[CacheGroup, ...]) -> tuple[str,
 
 
 def heads_of(groups: tuple[CacheGroup, ...]) -> set[int]:
-    """Head sizes that kernels must take. Those of latent attention take entries of any length."""
+    """Head sizes that kernels must support; latent attention kernels support any width."""
     return {group.spec.head_dim for group in groups if not group.spec.shares_heads}
 
 
@@ -87,8 +88,8 @@ def kernels_problem(backend: str, platform: str, head_dims: set[int]) -> str | N
 
 
 def refuse_odd(backend: str, groups: tuple[CacheGroup, ...], block_size: int) -> None:
-    """Raise ConfigError if this backend cannot read codes of such blocks: its kernels take them in
-    pairs."""
+    """Raise ConfigError if this backend cannot read a quantized cache of such blocks: its kernels
+    load codes in pairs."""
     heads = [group.spec.head_dim for group in groups if not group.spec.is_state]
     odd = [size for size in (block_size, *heads) if size % 2]
     if backend == "triton" and odd:
@@ -109,9 +110,9 @@ def cache_dtype(model_dtype: str, backend: str, codes: str | None = None) -> np.
 
 
 def stored_as(dtype: Any, placement: Placement, prompts: str | None = None) -> str:
-    """Name of what blocks hold. Each device has its scales after its codes, so blocks of codes
-    differ by the devices that they are divided among; kernels for prompts need finite values, which
-    other backends do not write."""
+    """Name of the block format. Each device stores its scales after its codes, so quantized blocks
+    depend on their sharding; FlashAttention-4 needs finite values, which other backends do not
+    ensure."""
     ways = [placement.ways(axis) for axis in ("kv_heads", "block_tokens")]
     divided = has_scales(dtype) and max(ways) > 1
     name = cache_dtype_name(dtype) + f" divided by {ways[0]} and {ways[1]}" * divided

@@ -25,8 +25,8 @@ class StepBatch(NamedTuple):
     tables: tuple[Array, ...]  # per group: i32[tiles, pages] block ids
     table_starts: tuple[Array, ...]  # per group: i32[tiles] position of the table's first token
     runs: Array  # i32[R + 1] see TileInput
-    tile_rows: Array  # i32[prefill tiles] the row of each; a row has one chunk, of adjacent tiles
-    # i32[D + T] to how many later tokens of its image a token attends; None: to none.
+    tile_rows: Array  # i32[prefill tiles] engine row; a row has one chunk, of adjacent tiles
+    # i32[D + T] number of later tokens of its image that a token attends to; None: causal.
     ahead: Array | None = None
     # i32[D] see DraftInput; None: the program runs no drafts.
     offsets: Array | None = None

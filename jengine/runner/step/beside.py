@@ -1,6 +1,6 @@
-"""What a step is given: a packed plan, and any number of inputs beside it.
+"""A step's input: a packed plan, and any number of companion inputs (embeddings, images, encoder).
 
-Each kind of input says what the model reads of it, so kinds combine without knowing each other.
+Each kind of input adds what the model reads of it, so kinds combine without knowing each other.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from jengine.models.context import CrossReader, GivenEmbeddings
 from jengine.runner.step.program import Program
 from jengine.runner.step.step_input import StepInput
 
-# Sections of the plan; None in a pipeline, whose stages have those of different plans.
+# Sections of the plan; None in a pipeline, whose stages run different plans.
 Sections = StepInput | None
 
 
 class Beside(NamedTuple):
-    """What the model reads of the inputs beside a plan."""
+    """What the model reads of the companion inputs."""
 
     given: tuple[GivenEmbeddings, ...] = ()  # later ones replace earlier ones
     mrope_positions: Array | None = None  # as in ImagesInput
@@ -27,21 +27,19 @@ class Beside(NamedTuple):
 
 
 class BesideInput(Protocol):
-    """One input beside a plan: a NamedTuple of arrays."""
+    """A companion input: a NamedTuple of arrays."""
 
     def added(self, found: Beside, inputs: Sections, program: Program, model: Any) -> Beside:
-        """What the model reads, with this input's part."""
+        """`found`, with this input's part added."""
         ...
 
 
 class StepGiven(NamedTuple):
-    """What a step is given."""
-
     packed: Any  # i32[...] the packed plan
     inputs: tuple[BesideInput, ...] = ()
 
     def beside(self, inputs: Sections, program: Program, model: Any) -> Beside:
-        """What this model reads beside the plan, whose sections are `inputs`."""
+        """What this model reads of all companion inputs. `inputs`: the plan's sections."""
         found = Beside()
         for one in self.inputs:
             found = one.added(found, inputs, program, model)
@@ -49,9 +47,9 @@ class StepGiven(NamedTuple):
 
 
 class EmbedsInput(NamedTuple):
-    """Embeddings that stand for some tokens of prompts."""
+    """Prompt embeddings of some tokens."""
 
-    rows: Any  # f32[tokens, hidden] as the embedding would give them
+    rows: Any  # f32[tokens, hidden] in place of the embedding lookup
     mask: Any  # bool[tokens] which tokens have one
 
     def added(self, found: Beside, inputs: Sections, program: Program, model: Any) -> Beside:
@@ -60,13 +58,13 @@ class EmbedsInput(NamedTuple):
 
 
 class ImagesInput(NamedTuple):
-    """The encoder's outputs that some tokens of prompts stand for."""
+    """Image embeddings of some tokens, and their rotary positions."""
 
     kept: Any  # f32[rows, hidden] the encoder's array
-    index: Any  # i32[tokens] which of its rows each token stands for, -1: none
-    # i32[3, tokens] by which frame, row and column a token is rotated, -1: by its position.
+    index: Any  # i32[tokens] each token's row of it, -1: none
+    # i32[3, tokens] frame, row and column for mrope, -1: the token's position.
     mrope_positions: Any
-    ahead: Any  # i32[tokens] to how many later tokens of its image a token attends
+    ahead: Any  # i32[tokens] number of later tokens of its image that a token attends to
 
     def added(self, found: Beside, inputs: Sections, program: Program, model: Any) -> Beside:
         kept = self.kept.at[self.index].get(mode="fill", fill_value=0)

@@ -1,7 +1,7 @@
-"""Decode context parallelism: each device holds an interleaved part of every KV block.
+"""Decode context parallelism: each device holds a contiguous part of every KV block.
 
-In: a step's view of a cache group. Out: slots, counts and the view for this device's kernels.
-Without it a device has all tokens. Must not know how outputs are merged.
+In: a step's view of a cache group. Out: slots, counts and the view for this device's kernels. Must
+not know how outputs are merged.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from sharding.placement import Placement
 
 
 class BlockShare(NamedTuple):
-    """Tokens per block and device, and the number of devices."""
+    """How many devices divide a block, and into how many tokens."""
 
-    own: int  # tokens of a block on each device
-    ways: int  # devices that have different ones
+    own: int  # tokens of a block per device
+    ways: int  # devices that divide a block; 1: each holds whole blocks
 
     @classmethod
     def of(cls, axes: Axes, shapes: StepShapes, placement: Placement) -> BlockShare:
@@ -48,7 +48,8 @@ class BlockShare(NamedTuple):
     def view(self, view: GroupView) -> tuple[GroupView, Array]:
         """The view of this device's tokens as a shorter sequence, and which queries see any.
 
-        Kernels require that a query sees a key: one that sees none reads the first slot in vain.
+        Kernels require that every query sees a key, so one without any reads the first slot, and
+        its output must be ignored.
         """
         count = self.counts(view.positions + 1)
         positions = jnp.where(view.positions < 0, -1, jnp.maximum(count - 1, 0))

@@ -27,8 +27,8 @@ from jengine.runner.step.step_input import StepInput
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Bool, Int32
 
-# The token of runs after the early end. In other steps it means that a row failed; here every row
-# has ended before, so the scheduler does not read it.
+# Token of runs after the early end. Elsewhere it marks failed rows; here every row has ended, so
+# the scheduler does not read it.
 NOT_RUN = -1
 
 
@@ -36,7 +36,7 @@ class LoopCarry(NamedTuple):
     """Carry of the multi-step loop."""
 
     count: Array  # i32[] runs so far
-    goes_on: Array  # bool[S] rows that have not sampled an ending token
+    goes_on: Array  # bool[S] slots whose row has not ended
     state: StepState
     outputs: StepOutput  # of all runs
 

@@ -21,7 +21,7 @@ from jengine.runner.step.views import GroupView
 from jengine.runner.variants.buckets import Bucket, StepShapes
 from sharding.placement import Placement
 
-TOKENS = "tokens"  # the logical axis of arrays in the order of devices
+TOKENS = "tokens"  # the logical axis of reordered arrays
 
 
 class ContextShards:
@@ -84,7 +84,7 @@ class ContextShards:
         return self._placement.held(self._ordered(array, tile), axes)
 
     def _ordered(self, array: Array, tile: int) -> Array:
-        # Every device makes all of these small arrays, else XLA would have them travel in parts.
+        # Replicated first: these arrays are small, and XLA would otherwise add collectives.
         whole = (None,) * array.ndim
         rows = self.bucket.decode_rows * self.ways
         parts = [
@@ -109,7 +109,7 @@ def in_turn(parts: Any, unit: int) -> Any:
 
 
 def view_spec(view: GroupView, placement: Placement) -> GroupView:
-    """How a view in the order of devices is sharded."""
+    """Partition specs of a reordered view."""
 
     def spec(array: Array) -> PartitionSpec:
         return placement.spec((TOKENS, *(None,) * (array.ndim - 1)), array.shape)

@@ -21,14 +21,14 @@ from jengine.runner.variants.buckets import Bucket, StepShapes
 if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Float32, Int
 
-NOWHERE = -1e30  # the score of a position that a row does not have
+NOWHERE = -1e30  # score of masked positions
 
 
 class CrossInput(NamedTuple):
     """Each row's positions in the encoder's array."""
 
     kept: Any  # f32[capacity, layers * (keys + values)] the encoder's array
-    places: Any  # i32[rows, positions] which of its rows each row of the step reads, -1: none
+    places: Any  # i32[rows, positions] rows of it that each engine row reads, -1: none
 
     def added(self, found: Beside, inputs: Sections, program: Program, model: Any) -> Beside:
         assert inputs is not None, "pipelines of models with cross attention are refused"

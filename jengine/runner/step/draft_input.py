@@ -1,8 +1,8 @@
-"""Draft tokens of a step: their section of the packed input, and the tokens that decode rows run.
+"""Draft tokens to verify in a step: their section of the packed input, and selection on the device.
 
 The decode rows of a request are adjacent: its last token, then its drafts. Unless the device
-drafts, the host packs draft tokens for a window of positions; which of them come next follows from
-the request's length, which only the device knows.
+drafts, the host packs draft tokens for a window of positions; the device selects by the request's
+length, which the host does not know.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class DraftInput(NamedTuple):
-    """D decode rows and N windows of W draft tokens; of length 0 in engines without drafts."""
+    """D decode rows and N windows of W draft tokens; all of length 0 in engines without drafts."""
 
     offsets: Any  # i32[D] 0: the row's last token, or padding; j: its j-th draft
     window: Any  # i32[D] the window that a draft is taken from
     firsts: Any  # i32[N] the position of a window's first draft
     tokens: Any  # i32[N, W] the drafts; -1: none
-    count: Any  # i32[1] tokens that the step drafts for each row; of length 0 if it makes none
+    count: Any  # i32[1] drafts per row for the next step; of length 0 without a device drafter
 
 
 def draft_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
@@ -44,7 +44,7 @@ def draft_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
 
 
 class RunDrafts(NamedTuple):
-    """Draft tokens that decode rows run."""
+    """Draft tokens of decode rows."""
 
     offsets: Array  # i32[D] as in DraftInput
     tokens: Array  # i32[D] the draft; -1: none, and the decode row is padding
@@ -77,7 +77,7 @@ def planned_drafts(
 
 
 def with_draft_tokens(own: Int32[Array, " decodes"], drafts: RunDrafts) -> Int32[Array, " decodes"]:
-    """Tokens of the decode rows; `own` are those of rows that are not drafts."""
+    """Tokens of the decode rows; `own`: those of rows without a draft."""
     return jnp.where(drafts.offsets > 0, jnp.maximum(drafts.tokens, 0), own)
 
 

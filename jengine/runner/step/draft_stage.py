@@ -1,8 +1,8 @@
 """Drafting on the device: proposes the next step's draft tokens from this step's outputs.
 
-In: what the step ran and sampled, and a drafter: a draft model, or heads of the model itself. Out:
-the state with draft tokens for each row that sampled, and the drafter's KV cache written. Does not
-affect what is sampled: a bad draft costs time only.
+In: a step's tokens, hidden states and samples, and a drafter: a draft model, or heads on the model.
+Out: the state with draft tokens for each row that sampled, and the drafter's KV cache written. Does
+not affect samples: a bad draft only costs time.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
 
 
 class DraftStageInput(NamedTuple):
-    """What the step ran and sampled, as the drafter's input."""
+    """Outputs of a step that its drafter reads."""
 
     ran: Ran
     slots: SlotInput
-    sampled: Any  # i32[S] the token of each slot, -1 or less where it does not count
+    sampled: Any  # i32[S] the token of each slot, negative if invalid or not accepted
 
 
 class Ends(NamedTuple):
     """The R rows that sampled a token: slot, row, token and position."""
 
-    slots: Array  # i32[R] the sampling slot of the last token that counts
+    slots: Array  # i32[R] the sampling slot of the last accepted token
     rows: Array  # i32[R] engine row; max_rows for padding
     tokens: Array  # i32[R] that token
-    positions: Array  # i32[R] where it stands; -1 for padding
+    positions: Array  # i32[R] its position; -1 for padding
 
 
 @dataclass(frozen=True)
 class DrafterInput:
     """A drafter's inputs, and how it samples and attends."""
 
-    target: Any  # the model that it drafts for
+    target: Any  # the target model
     inputs: StepInput
     ran: Ran
     hidden: Array  # f32[S, hidden] at the sampling slots
@@ -64,8 +64,8 @@ class DrafterInput:
 
     @property
     def placement(self) -> Placement:
-        """A drafter is small: with prefill context parallelism each device drafts for all tokens,
-        rather than exchange them in an order of its own."""
+        """Without prefill context parallelism: a drafter is small, so each device runs all
+        tokens."""
         return self.program.placement.with_all_tokens
 
     @property
@@ -151,7 +151,7 @@ class DrafterInput:
 
 
 class Drafter(Protocol):
-    """Proposes draft tokens on the device from what a step ran and sampled."""
+    """Proposes draft tokens on the device."""
 
     def __call__(
         self, given: DrafterInput

@@ -1,6 +1,6 @@
 """Drafters on the device: draft models (sequential or parallel), EAGLE, MTP and Medusa heads.
 
-In: what a step ran and sampled. Out: draft tokens for the next step, and the caches.
+In: DrafterInput. Out: draft tokens for the next step, and the caches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class DraftModel:
     model: Any
 
     def __call__(self, given: DrafterInput) -> Drafts:
-        # Whatever the step ran, so that the model's own cache is right wherever the row goes on.
+        # All tokens of the step, so that the draft model's KV cache is complete whichever drafts
+        # were accepted.
         context = given.again(given.state.caches)
         self.model(given.ran.tokens, context)
         tokens, caches, next_drafts = given.ends.tokens, context.caches, []
@@ -55,7 +56,7 @@ class ParallelDraftModel:
         self.model(given.ran.tokens, context)
         tokens = jnp.full((len(given.ends.tokens), given.most), self.mask, jnp.int32)
         tokens = tokens.at[:, 0].set(given.ends.tokens)
-        # What is cached of masks is overwritten by the tokens that come to stand there.
+        # Cached mask tokens are overwritten once real tokens run at their positions.
         positions = jnp.stack([given.wanted(index) for index in range(given.most)], axis=1)
         context = given.decode(positions.reshape(-1), context.caches)
         hidden = self.model(tokens.reshape(-1), context)
@@ -77,12 +78,12 @@ class DecodingHead:
         read = self.model.states(given.ran.hidden, given.ran.kept, context.live)
         states = self.model(given.next_tokens(), read, context, target)
         caches, next_drafts = context.caches, []
-        # After the last token that was computed: the hidden state of the one that was sampled.
+        # At the last computed position, whose input was paired with the sampled token.
         hidden = states[given.inputs.heads.logit_index[given.ends.slots]]
         for index in range(given.most):
             live = given.wanted(index)
             if index:
-                # One place before the token, as its hidden state is drafted from there.
+                # One position before the token, which is paired with the hidden state there.
                 positions = jnp.where(live > 0, live - 1, -1)
                 context = given.decode(positions, caches)
                 hidden = self.model(jnp.maximum(next_drafts[-1], 0), hidden, context, target)

@@ -1,8 +1,8 @@
 """Bidirectional attention: every token of a prompt attends to all of it, and nothing is cached.
 
 A step writes keys and values of its prompt tokens, which are packed in whole tiles, to temporary
-blocks, one per tile, and then attends to these as to a cache. So a prompt costs by its own length,
-whatever else runs, and its bits are the same in any batch.
+blocks, one per tile, and then attends to these as to a cache. So a prompt's cost and its bits do
+not depend on the batch.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ def step_blocks(
 class AttendedRange(NamedTuple):
     """A query's attended range, expressed for causal attention."""
 
-    positions: Array  # i32 [D + T] of the last key in view, which need not exist
+    positions: Array  # i32 [D + T] of the last visible key, possibly past the prompt's end
     window: int | None
-    ends: Array | None  # i32 [tiles] keys that exist, where positions do not say it
+    ends: Array | None  # i32 [tiles] number of keys; None: positions never exceed it
 
 
 def reach_of(
     view: GroupView, config: AttentionConfig, bucket: Bucket, shapes: StepShapes
 ) -> AttendedRange:
-    """A bidirectional query is treated as a causal one at the last key it sees."""
+    """The range of each query: a bidirectional one is a causal one at the last key it sees."""
     if not config.bidirectional:
         return AttendedRange(view.positions, config.window, None)
     if config.window is None:

@@ -1,4 +1,4 @@
-"""The forward of a step: runs the model on a packed plan, and keeps what head programs read.
+"""The forward of a step: runs the model on a packed plan, and outputs what head programs read.
 
 State in, state out, no globals; Python branches only on static values.
 """
@@ -181,7 +181,7 @@ def with_positions(inputs: SamplingInput, ends: Int32[Array, " slots"]) -> Sampl
 def experts_of_tokens(
     by_layer: Mapping[int, Array], wanted: ChosenExperts, tokens: int
 ) -> UInt[Array, "tokens layers chosen"]:
-    """Experts chosen by each token in every layer, zero-padded."""
+    """Routed experts of each token in every layer, zero-padded."""
     none = jnp.zeros((tokens, wanted.chosen), wanted.dtype)
 
     def of_layer(layer: int) -> Array:
@@ -205,8 +205,8 @@ def rotary_positions(
     offsets: Int32[Array, " rows"] | None,
     given: Int32[Array, "3 tokens"] | None,
 ) -> Int32[Array, "3 tokens"] | None:
-    """Frame, row and column positions of each token; None where all equal `positions`. `offsets`:
-    added to positions of tokens behind a row's images; `given`: those of image tokens, -1 for
+    """mrope positions (frame, row, column) of each token; None if all equal `positions`. `offsets`:
+    added to the positions of a row's later tokens; `given`: positions of image tokens, -1 for
     others."""
     if offsets is None:
         return None

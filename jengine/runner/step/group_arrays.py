@@ -1,7 +1,7 @@
 """The arrays of a cache group: shapes, logical axes and sizes.
 
-A group of attention layers has one array, the layers first. One of recurrent layers has an array
-for each part of its state, float32, in which a unit holds the state of one row.
+A group of attention layers has one array, layers first. A group of recurrent layers has a float32
+array per part of the state, divided into units that hold one state each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pallas_kernels.cache_write import empty_cache
 from pallas_kernels.layout import cache_shape, entries_shape
 from sharding.placement import Placement
 
-STATE_AXES = ("stage", None)  # of recurrent layers, before those of a state
+STATE_AXES = ("stage", None)  # of recurrent groups' arrays (layers, units), before a state's axes
 
 Axes = tuple[str | None, ...]
 
@@ -42,7 +42,7 @@ def state_shapes(group: CacheGroup, units: int, stages: int = 1) -> tuple[tuple[
 def empty_group(
     group: CacheGroup, units: int, block_size: int, dtype: Any, stages: int, kernels: str | None
 ) -> Any:
-    """Zeros: one array, or the tuple of a recurrent group."""
+    """A group's zeroed array; for a recurrent group a tuple of arrays."""
     if group.spec.in_parts:
         return tuple(jnp.zeros(shape, jnp.float32) for shape in state_shapes(group, units, stages))
     return empty_cache(group_shape(group, units, block_size, dtype, stages), dtype, kernels)
@@ -59,13 +59,13 @@ def attention_axes(spec: CacheSpec) -> Axes:
     """Logical axes of an attention cache array. KV heads are contiguous in the last dimension;
     windowed caches are small and not divided by token."""
     tokens = "block_tokens" if spec.keeps_all else None
-    if spec.shares_heads:  # its heads share everything
+    if spec.shares_heads:  # latent entries, shared by all heads
         return ("stage", None, tokens, None)
     return ("stage", None, None, tokens, "kv_heads")
 
 
 def block_bytes(group: CacheGroup, block_size: int, dtype: Any) -> int:
-    """Bytes that one block, or other unit, of a group takes over all its layers (of one stage)."""
+    """Bytes of one block (or state unit) over a group's layers of one stage."""
     if group.spec.in_parts:
         return sum(map(math.prod, state_shapes(group, 1))) * np.dtype(np.float32).itemsize
     return math.prod(group_shape(group, 1, block_size, dtype)) * np.dtype(jnp.dtype(dtype)).itemsize

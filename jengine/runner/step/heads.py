@@ -44,7 +44,7 @@ def slot_logits(
 ) -> tuple[StepState, Array]:
     """Logits of the slots, f32 [S, vocab]; padding slots may be skipped."""
     model, adapters = program.head(leaves)
-    # In one segment all rows have their logits computed alike, those that are scored too.
+    # In one segment no rows are skipped, so that sampling and scoring compute logits alike.
     in_order = program.shapes.one_segment
     live = None if in_order else live_slots(slots.sampling(program), program)
     logits = logits_of(model, slots.ends, live, adapters, slots.adapters)
@@ -69,7 +69,7 @@ def score(
     assert wanted is not None, "an engine that scores prompts"
     model, adapters = program.head(leaves)
     rows = chunk_rows(state, given)
-    if program.stages is not None:  # whose forward leaves the last norm out
+    if program.stages is not None:  # a pipeline's forward omits the last norm
         rows = model.norm(rows)
     logits = logits_of(model, rows, None, adapters, given.adapters)
     return state, score_tokens(logits, given.targets, wanted, program.sampler)
@@ -83,11 +83,11 @@ def sample_slots(
     program: Program,
     changed: Array | None = None,
 ) -> tuple[StepState, StepOutput]:
-    """Sample a token per slot and make it the row's next input at its new length; after drafts, the
-    last accepted position's token. `changed`: logits after host processors."""
+    """Sample a token per slot and store it as the row's next input, with the row's new length; with
+    drafts, the token of the last accepted slot. `changed`: logits after host processors."""
     with jax.named_scope("sample"):
-        # One base key for all engines: a request's seed alone decides its noise, and requests
-        # without one got theirs from the engine's seed.
+        # A constant base key: noise depends on the request's seed alone, which the engine's seed
+        # determines for requests without one.
         sampled, rows = sample_tokens(
             program.gathered(logits),
             state.rows,

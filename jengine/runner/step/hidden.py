@@ -1,4 +1,4 @@
-"""Hidden states of a step, as its heads read them."""
+"""Results of a forward: the hidden states and metadata that head programs and drafters read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Ran(NamedTuple):
     tokens: Any  # i32[D + T]
     hidden: Any  # f32[D + T, hidden] after the last norm
     positions: Any  # i32[D + T]; -1 for padding
-    kept: Any  # tap point -> f32[D + T, hidden], those that the drafter reads
+    kept: Any  # tap point -> f32[D + T, hidden], of points that the drafter reads
 
 
 class SlotInput(NamedTuple):
@@ -48,7 +48,7 @@ class SlotInput(NamedTuple):
 
     ends: Any  # f32[S, hidden]
     section: Any  # i32[...] the sampler's section of the packed plan
-    positions: Any  # i32[S] where each sampled token will stand
+    positions: Any  # i32[S] position of each token to be sampled
     drafts: Drafted | None  # None: the engine runs none
     adapters: Any  # i32[S] adapter slots; None: the engine has none
 
@@ -59,12 +59,10 @@ class SlotInput(NamedTuple):
 
 
 class Forwarded(NamedTuple):
-    """The results of a forward."""
-
     slots: SlotInput
     captured: dict[tuple[int, int], dict[str, Any]]  # as in StepOutput
     experts: Any
-    ran: Ran | None = None  # None: nothing drafts after it
+    ran: Ran | None = None  # None: no drafter runs after it
 
     def completing(self, output: StepOutput) -> StepOutput:
         """Merge a head's output with the forward's."""
@@ -83,4 +81,4 @@ def chunk_rows(state: StepState, given: PromptChunk) -> Array:
     """Hidden states of a chunk's tokens."""
     assert state.prompts is not None, "an engine whose forwards keep those of prompts"
     rows = lax.dynamic_slice_in_dim(state.prompts, given.first[0], len(given.targets), -2)
-    return rows if rows.ndim == 2 else rows.sum(axis=0)  # zeros but for the last stage
+    return rows if rows.ndim == 2 else rows.sum(axis=0)  # zeros except in the last stage

@@ -1,8 +1,8 @@
 """Bidirectional attention within images, added to causal attention.
 
-In: q, k, v of a step's tokens, and how many later tokens each attends to. Out: attention to those,
-merged with causal attention over the cache. A step contains all tokens of such an image, adjacent,
-so attention is local: each block of queries reads its own keys and the few right after it.
+In: q, k, v of a step's tokens, and how many later tokens each attends to. Out: that attention,
+merged with causal attention over the cache. A step runs such an image whole, so attention is local:
+each block of queries reads the keys of its tokens and of the few right after it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Float, Int32
 
 FEWEST_QUERIES = 64
-# Stands for a score of a masked key; finite, so that a token that sees none has no NaN.
+# Score of masked keys; finite, so that a token that sees none gives no NaN.
 MASKED = -1e30
 
 

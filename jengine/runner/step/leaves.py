@@ -34,14 +34,14 @@ from sharding.shared import shared
 Leaves = tuple[jax.Array, ...]
 
 
-@dataclass(frozen=True, eq=False)  # of `shared`: to compare graphs takes long
+@dataclass(frozen=True, eq=False)  # compared by identity, as comparing graphs is slow
 class Rebuild:
-    """Makes the model, or the layers of one stage, of its leaves. The same object for equal models
-    of this process, if all their classes are jengine's."""
+    """Builds the model, or the layers of one stage, from its leaves. Equal models of this process
+    share one object (`shared`), if all their classes are jengine's."""
 
     graph: Any  # nnx.GraphDef
     tree: Any  # of its parameters
-    on_host: frozenset[int]  # layers whose parameters are in the host's memory
+    on_host: frozenset[int]  # offloaded layers
 
     def __call__(self, leaves: Any) -> Any:
         model = nnx.merge(self.graph, jax.tree.unflatten(self.tree, leaves))
@@ -92,7 +92,7 @@ class LeafOrder:
 
     @property
     def arriving(self) -> int:
-        """Maximum number of parameters in an offloaded layer."""
+        """Maximum number of parameter arrays of an offloaded layer."""
         layers = [layer_of(name) for name in self.names]
         return max((layers.count(layer) for layer in self.places.on_host), default=0)
 
@@ -221,7 +221,7 @@ class LeafOrder:
 
 def first_layers(model: nnx.Module, count: int) -> nnx.Module:
     """The abstract model cut to its first layers, as every stage is built."""
-    # A decoder with modules of its own beside the layers runs these in its own way.
+    # A decoder that overrides through_layers may run modules besides its layers.
     if not isinstance(model, Decoder) or type(model).through_layers is not Decoder.through_layers:
         raise UnsupportedFeature(
             f"pipeline_parallel_size with a model that is a {type(model).__name__}: stages are "

@@ -1,4 +1,4 @@
-"""Packs audio for one run of an encoder of speech. Pure numpy."""
+"""Packs audio for one run of a speech encoder. Pure numpy."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from jengine.media_spans import MediaSpan
 
 
 class PackedMels(NamedTuple):
-    """The spectrogram of one audio, and rows for its keys and values."""
+    """The spectrogram of one audio, and rows of the encoder's array for its keys and values."""
 
     values: Any  # f32[frames, mels]
-    rows: Any  # i32[positions] out of range for those that nothing reads
+    rows: Any  # i32[positions] out of range for padding
 
     @property
     def given(self) -> Any:
@@ -34,7 +34,7 @@ class MelPacker:
         return self.speech.positions
 
     def pack(self, spans: Sequence[MediaSpan], size: int, capacity: int) -> PackedMels:
-        """The audio in a run of `size` positions, for an array that keeps `capacity`."""
+        """Pack the first span; without any, padding for an array of `capacity` rows."""
         shape = (self.speech.frames, self.speech.mels)
         for span in spans:
             return PackedMels(np.frombuffer(span.values, np.float32).reshape(shape), span.places)

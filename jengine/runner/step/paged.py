@@ -1,4 +1,4 @@
-"""Attention through the paged KV cache: the token mixer that a step hands to the model's layers.
+"""Attention through the paged KV cache: the token mixer that the model's layers call.
 
 Cache slots are computed once per group and step. In each layer, keys and values of all rows are
 written before any row reads, so blocks may be shared within one step.
@@ -45,10 +45,10 @@ Caches = tuple[Any, ...]
 QKV_AXES = (TOKENS, "kv_heads", None, None)
 QUERY_AXES = (TOKENS, "kv_heads", "queries_of_kv_head", None)
 KEY_AXES = (None, "kv_heads", None)
-# Of queries that read a part of each block: the same on all devices that divide a block.
+# Of queries under decode context parallelism: replicated over the devices that divide a block.
 READ_AXES = (TOKENS, "kv_heads", "queries_of_block", None)
 Rotation = tuple[Array, Array] | None
-OfHeads = dict[str, Array | None]  # numbers of each head: [kv_heads, group, ...]
+OfHeads = dict[str, Array | None]  # per-head arrays: [kv_heads, group, ...]
 
 
 def paged_attention(
@@ -60,8 +60,8 @@ def paged_attention(
 ) -> Mixer:
     """The mixer of one step: write a layer's keys and values, then attend to the cache.
 
-    Each device attends with its heads, and with its tokens where a step is sharded over devices: it
-    gets the keys and values of the others'. `held` is told of recurrent layers.
+    Each device attends with its heads and, with prefill context parallelism, its tokens, after an
+    all-gather of new keys and values. `held` collects recurrent layers of steps with drafts.
     """
     shards = ContextShards(bucket, shapes, placement)
     place = {
@@ -78,7 +78,7 @@ def paged_attention(
             state_views[index] = state_view(batch, index, bucket, shapes, placement)
         else:
             views[index] = shards.of_view(group_view(batch, index, bucket, shapes))
-    reading = shards.bucket, shapes, placement, Counters()  # the bucket of what a device runs
+    reading = shards.bucket, shapes, placement, Counters()  # a device's bucket
 
     def attend(caches: Caches, layer: int, inputs: MixInputs) -> tuple[Array, Caches]:
         group, index = place[layer, isinstance(inputs, RecurrentInputs)]
@@ -183,8 +183,7 @@ def _attend(
     ) -> tuple[Array, list[Array]]:  # fmt: skip
         flat = q.reshape(q.shape[0], -1, config.head_dim)
         read = partial(_read, flat, cache, layer, counted, config, bucket, shapes)
-        # The dtype of the output matmul, so that no conversion comes in between. A cache of codes
-        # says nothing of it.
+        # The dtype of the output matmul, which avoids a conversion: the cache's, unless quantized.
         dtype = q.dtype if has_scales(cache.dtype) else held_dtype(cache)
         if share.is_whole:
             given: dict[str, Any] = {

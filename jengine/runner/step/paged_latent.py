@@ -28,9 +28,9 @@ from pallas_kernels.layout import held_dtype, write_entries
 from sharding.context import merged, of_all_tokens
 from sharding.placement import Placement
 
-# Logical axes of queries, keys, values and results, of which each device has those of its heads.
+# Logical axes of queries, keys, values and results, sharded by head.
 HEADS_AXES = (TOKENS, "heads", None)
-# Of queries that read a part of each block: the same on all devices that divide a block.
+# Of queries under decode context parallelism: replicated over the devices that divide a block.
 READ_AXES = (TOKENS, "heads_of_block", None)
 EVERYWHERE = PartitionSpec()
 
@@ -98,7 +98,7 @@ class _Reader:
         """Merge the attention of prefill chunks with attention to the cached prefix before each
         chunk, which begins at `ends`. Skips the matmuls if no chunk has a prefix."""
         held, is_needed = held_dtype(self.cache), jnp.any(ends > 0)
-        # The cache stays outside of conditions: XLA would copy it for them.
+        # The cache is no operand of a lax.cond: XLA would copy it.
         shape = (*q.shape[:2], self.config.kv_rank + self.config.rope_dim)
         absorbed = lax.cond(
             is_needed, lambda: self.inputs.absorbed(q, held), lambda: jnp.zeros(shape, held)
@@ -120,7 +120,7 @@ class _Reader:
         if window is not None:
             begins = jnp.maximum(positions - window + 1, 0)
 
-        # That of the matmul that follows, so that no conversion comes in between.
+        # The dtype of the next matmul, which avoids a conversion.
         dtype = held if dtype is None else dtype
         read_axes = HEADS_AXES if self.share.is_whole else READ_AXES
         scattered = scattered_dimension(absorbed.shape, HEADS_AXES, read_axes, self.placement)
@@ -175,7 +175,7 @@ class _Reader:
         def own_heads(*given: Array) -> tuple[Array, Array]:
             return chunk_attention(*given, scale=config.scale, window=config.window)
 
-        # Rounded as later tokens will read them. Padding may hold anything.
+        # Rounded to the cache's dtype, as later tokens read them. Padding may hold NaN.
         entries = jnp.where(positions[:, None] >= 0, entries.astype(held), 0)
         keys, values = self.inputs.expanded(entries, held)
         arrays = [self.placement.held(x, HEADS_AXES) for x in (q.astype(held), keys, values)]

@@ -46,7 +46,7 @@ def body_of(program: Program) -> Callable[..., tuple[StepState, Any]]:
     return BODIES[program.features.part]
 
 
-# Parts whose leaves are those of the output head alone.
+# Parts that take only the output head's leaves.
 READS_HEAD = frozenset({Part.SAMPLE, Part.LOGITS, Part.SCORE, Part.POOL, Part.POOL_TOKENS})
 
 

@@ -1,6 +1,7 @@
-"""Packs images into one run of the encoder: patches, their positions, and where embeddings go.
+"""Packs images into one run of the vision encoder: patches, positions, and rows of embeddings.
 
-Pure numpy. The patches that form one token are adjacent; a class vector takes a token's place.
+Pure numpy. The patches that are merged to one token are adjacent; a class vector takes the place of
+one token.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from jengine.models.vision_tower import PatchInput
 
 
 class PackedPatches(NamedTuple):
-    """Arrays of `models.vision_tower.PatchInput`, and the row of each embedding in the cache."""
+    """Arrays of `models.vision_tower.PatchInput`, and each embedding's row of the encoder's
+    array."""
 
-    values: Any  # f32[patches, numbers of a patch]
+    values: Any  # f32[patches, values per patch]
     places: Any  # i32[2, patches]
     table: Any  # f32[2, patches]
     segments: Any  # i32[2, patches]
-    rows: Any  # i32[tokens] out of range for those that nothing reads
+    rows: Any  # i32[tokens] out of range for padding
 
     @property
     def given(self) -> PatchInput:
@@ -42,7 +44,7 @@ class PatchPacker:
         return frames * (rows * columns + class_places(self.vision))
 
     def pack(self, spans: Sequence[MediaSpan], size: int, capacity: int) -> PackedPatches:
-        """The images in a run of `size` patches, for an array that keeps `capacity` embeddings."""
+        """Pack images, padded to `size` patches, for an encoder array of `capacity` rows."""
         vision = self.vision
         packed = PackedPatches(
             np.zeros((size, vision.patch_values), np.float32),
@@ -89,14 +91,14 @@ def values_of(span: MediaSpan, vision: VisionConfig) -> np.ndarray:
 
 
 def places_of(grid: tuple[int, ...], side: int) -> np.ndarray:
-    """i32[2, patches]: row and column of each patch, square after square."""
+    """i32[2, patches]: row and column of each patch, ordered by merged square."""
     rows, columns = grid
     squares = np.indices((rows // side, columns // side, side, side)).reshape(4, -1)
     return squares[:2] * side + squares[2:]
 
 
 def in_table(place: np.ndarray, grid: tuple[int, ...], vision: VisionConfig) -> np.ndarray:
-    """Positions scaled to the learned table, whose corners are the image's."""
+    """Positions scaled to the learned position table, corner to corner."""
     if not vision.table_side:
         return place
     lines = [
@@ -107,7 +109,7 @@ def in_table(place: np.ndarray, grid: tuple[int, ...], vision: VisionConfig) -> 
 
 
 def windows_of(place: np.ndarray, grid: tuple[int, ...], vision: VisionConfig) -> np.ndarray:
-    """The number of each patch's window within its frame."""
+    """Index of each patch's attention window within its frame."""
     if not vision.window:
         return np.zeros(place.shape[1], np.int32)
     side = vision.window // vision.merger.side // vision.patch_size * vision.merger.side

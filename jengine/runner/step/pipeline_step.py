@@ -1,12 +1,11 @@
 """The forward of a pipeline: one program in which every stage runs its layers on its own plan.
 
-Each stage passes its activations on with a `ppermute`, and with them what later stages need of the
-inputs beside the plan, which the plan that enters has alone: rotary positions by places in images,
-and which tokens attend to later ones. A plan enters the first stage, and
-`num_stages - 1` steps later it leaves the last one and is sampled, on all devices together. All
-stages have the same layer slots; a stage skips those that its layers do not fill
-(`models/stages.py`). The scheduler knows only that a sampled row may run again some plans later,
-and gives each plan its share of the rows.
+Each stage sends its activations to the next with a `ppermute`, and with them what later stages need
+of the entering plan's images: mrope positions, and which tokens attend to later ones. A plan enters
+the first stage, and `num_stages - 1` steps later it leaves the last one and is sampled, on all
+devices together. All stages have the same layer slots; a stage skips those that its layers do not
+fill (`models/stages.py`). The scheduler knows only that a sampled row may run again some plans
+later, and gives each plan its share of the rows.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def pipeline_forward(
     caches, held, ends, prompts = run(
         own, by_stage, state.caches, state.held, entering, later, packed
     )
-    # Each stage keeps its own, so that only what is scored travels: that of the last one.
+    # Prompt states stay sharded by stage: only chunks that are scored are reduced.
     state = with_prompts(state._replace(caches=caches, held=held), prompts)
     ends = model.norm(ends)
     positions = sampling_views(shared.section, len(ends), program.shapes).positions
@@ -78,14 +77,14 @@ def pipeline_forward(
 
 
 class SharedInputs(NamedTuple):
-    """Inputs that all pipeline stages share: of the entering plan and of the leaving one."""
+    """Inputs replicated over stages: of the entering plan and of the leaving one."""
 
     tokens: TokenInput  # of the entering plan
     positions: Array  # i32[D + T] of these
-    rows: Any  # i32[D + T] their rows, as in `row_of_token`; None: nothing reads them
-    entering: Any  # i32[D + T] their adapter slots; None: no row has one
+    rows: Any  # i32[D + T] their rows, as in `row_of_token`; None: not needed
+    entering: Any  # i32[D + T] their adapter slots; None: the program has no LoRA
     section: Array  # the sampler's section of the leaving plan
-    leaving: Any  # i32[S] adapter slots of its sampling slots; None: the engine has none
+    leaving: Any  # i32[S] adapter slots of its sampling slots; None: the engine has no LoRA
 
 
 def _shared_inputs(packed: Array, program: Program, state: StepState) -> SharedInputs:
@@ -112,7 +111,7 @@ def _shared_inputs(packed: Array, program: Program, state: StepState) -> SharedI
 
 
 def _entering(model: Any, shared: SharedInputs, beside: Beside, state: StepState) -> Held:
-    """What the first stage runs, and then passes on."""
+    """The first stage's input: embedded tokens, mrope positions and `ahead`."""
     assert state.held is not None, "a step of one stage is forward.forward"
     tokens, positions = input_tokens(shared.tokens, state), jnp.maximum(shared.positions, 0)
     turns = rotary_positions(positions, shared.rows, state.offsets, beside.mrope_positions)
@@ -123,7 +122,7 @@ def _entering(model: Any, shared: SharedInputs, beside: Beside, state: StepState
 
 
 def _of_stage(stage: int, packed: Array, values: Array) -> Array:
-    """One stage's values, on all of them."""
+    """Broadcast one stage's values to all stages."""
     return lax.psum(jnp.where(_number(packed) == stage, values, 0), STAGES)
 
 
@@ -149,7 +148,7 @@ def _stage(
         entering,
         held,
     )
-    # Without given embeddings no plan in the stages has tokens of images.
+    # Without `embeds` no plan in flight has image tokens.
     ahead = own.ahead if program.features.embeds else None
     batch = stage_batch(inputs, program.shapes)._replace(ahead=ahead)
     positions = jnp.maximum(batch.positions, 0)
@@ -158,7 +157,7 @@ def _stage(
     longest = program.shapes.max_model_len
     context = StepContext(
         positions, rows, attention, longest, caches,
-        # The layers that they are added to are in the first stage.
+        # Only layers of the first stage add them.
         given=[GivenEmbeddings(embeds, mask & (stage == 0)) for embeds, mask in given],
         mrope_positions=None if own.mrope_positions is None else own.mrope_positions.T,
     )  # fmt: skip
@@ -176,8 +175,8 @@ def _stage(
 
     def passed(old: Array, new: Array) -> Array:
         received = lax.ppermute(new, STAGES, onward)
-        # The first stage receives zeros already; but XLA keeps a bare copy of what a ppermute
-        # received out of the CUDA graph, and a copy with arithmetic in it.
+        # The first stage receives zeros anyway, but XLA leaves a plain copy of a ppermute's result
+        # out of the CUDA graph; this select makes it a fusion, which is captured.
         return _kept(old, jnp.where(stage == 0, 0, received), bucket, stages.largest)
 
     held = jax.tree.map(passed, held, own._replace(x=x))
@@ -185,7 +184,7 @@ def _stage(
 
 
 def _number(packed: Array) -> Array:
-    """The stage's index, the last packed number: `axis_index` would end the CUDA graph."""
+    """The stage's index, the last packed number: `axis_index` would split the CUDA graph."""
     return packed[0, -1]
 
 
@@ -196,7 +195,7 @@ def _with_gaps(leaves: Leaves, staged: tuple[bool, ...]) -> tuple[Any, ...]:
 
 
 def _layer_or_input(stages: Stages, stage: Array) -> Arrived:
-    """Makes a slot's layer hand its input on where the stage skips the slot."""
+    """Make a slot's layer the identity in stages that skip the slot."""
     runs = jnp.asarray(stages.layout.runs)[stage]  # bool[slots]
 
     def of_slot(slot: int, layer: Any, x: Array) -> tuple[Any, Array]:

@@ -1,15 +1,15 @@
 """Pooling models: hidden states to one vector per row, or one per token.
 
 A row's vector is its last hidden state, its first, or the mean of all, whose sum stays on the
-device from chunk to chunk. `config/pooling.py` says which. A head program computes it and samples
-the token POOLED, which ends the request; the vector's post-processing (normalisation, fewer
-dimensions, softmax) is numpy (`engine/pooled.py`).
+device between chunks (`config/pooling.py`). A head program computes it and returns the token
+POOLED, which ends the request; the vector's post-processing (normalisation, fewer dimensions,
+softmax) is numpy (`engine/pooled.py`).
 
-Encoders, whose attention is bidirectional, run in the same steps, plans and programs: their cache
-group keeps nothing (`kvcache/encoder_group.py`), prompts run whole and packed, and their keys and
-values go to temporary blocks that the prefill kernels read, with a query placed at the last key
-that it sees (`runner/step/encoder_attention.py`). A token of the second type (BERT's token type)
-has its id raised by the vocabulary's size.
+Encoders, whose attention is bidirectional, use the same steps, plans and programs: their cache
+group keeps nothing (`kvcache/encoder_group.py`), prompts run whole, and their keys and values go to
+temporary blocks that the prefill kernels read, each query at the position of the last key that it
+sees (`runner/step/encoder_attention.py`). Token ids encode BERT's token types: id + type *
+vocabulary size.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def row_vectors(
     sums: Float32[Array, "rows hidden"] | None,
     pooling: PoolingConfig,
 ) -> Float32[Array, "slots hidden"]:
-    """The vector of each slot's row: its hidden state in `ends` or, if there are any, its sum."""
+    """The vector of each slot's row: its hidden state in `ends` or, with `sums`, its sum or
+    mean."""
     if sums is None:
         return ends.astype(jnp.float32)
     vectors = sums.at[slots.rows].get(mode="fill", fill_value=0)
@@ -71,7 +72,7 @@ def with_chunks(
 def pool(
     leaves: Leaves, state: StepState, slots: SlotInput, *, program: Program
 ) -> tuple[StepState, StepOutput]:
-    """The vector of each slot's row, through the model's pooling head. A slot's token is POOLED, or
+    """Apply the model's pooling head to the vector of each slot's row. A slot's token is POOLED, or
     NOT_FINITE for a vector that is not finite."""
     model, _ = program.head(leaves)
     vectors = row_vectors(slots.ends, slots.sampling(program), state.sums, model.config.pooling)

@@ -33,24 +33,23 @@ class Stages:
 class DrafterProgram:
     """The drafter; its leaves follow the model's."""
 
-    method: Callable[[Any], Any]  # the model -> a `drafting.Drafter`
-    rebuild: Callable[[Leaves], Any]  # its leaves -> the model
+    method: Callable[[Any], Any]  # its model -> a `draft_stage.Drafter`
+    rebuild: Callable[[Leaves], Any]  # its leaves -> its model
     first_leaf: int
-    first_layer: int  # the number of its first layer among all layers with a cache
-    points: tuple[str, ...] = ()  # tap points of the model whose values it reads
+    first_layer: int  # index of its first layer among all layers with a KV cache
+    points: tuple[str, ...] = ()  # tap points of the target model that it reads
 
 
 @dataclass(frozen=True)
 class AdapterProgram:
-    """The arrays of adapters, which follow all other leaves of programs that take them."""
+    """LoRA of a program; its arrays follow all other leaves."""
 
-    # By path of a `Linear`: what adds a token's adapter to its matmul.
-    weights: Mapping[str, LowRankWeight]
-    leaves: Any  # abstract: the arrays of all weights, two of each
-    implementation: str  # of matmuls with them
+    weights: Mapping[str, LowRankWeight]  # by module path
+    leaves: Any  # abstract: two arrays per weight
+    implementation: str  # of the low-rank matmuls
 
     def arrays(self, leaves: Leaves, *, staged: bool = False) -> dict[str, Leaves]:
-        """Those of each weight. `staged`: of weights that differ by pipeline stage, not the
+        """The arrays by weight: of those split by pipeline stage if `staged`, else of the
         others."""
         return {
             path: leaves[2 * place : 2 * place + 2]
@@ -59,18 +58,19 @@ class AdapterProgram:
         }
 
     def install(self, model: Any, arrays: Mapping[str, Leaves], slots: Array) -> None:
-        """Let these arrays add the adapters of tokens' slots to a traced model's weights."""
+        """Install LoRA with these arrays into a traced model, given each token's adapter slot."""
         add_adapters(model, self.weights, arrays, slots, self.implementation)
 
     @property
     def key(self) -> Hashable:
-        """Everything of adapters that a traced program depends on, for sharing it."""
+        """All properties of adapters that a traced program depends on."""
         weights = [(path, one, one.owners.tobytes()) for path, one in self.weights.items()]
         return tuple(weights), self.leaves, self.implementation
 
     @property
     def of_head(self) -> slice:
-        """Which of the arrays belong to the output head; none if adapters do not change it."""
+        """Slice of the arrays that belong to the output head; empty if adapters do not change
+        it."""
         paths = list(self.weights)
         first = 2 * paths.index(HEAD) if HEAD in paths else 0
         return slice(first, first + (2 if HEAD in paths else 0))
@@ -80,14 +80,14 @@ class Models(NamedTuple):
     """What a step rebuilds from its leaves while it is traced."""
 
     model: Any
-    token_adapters: Any = None  # i32[D + T] the adapter slot of each token; None: there are none
-    tap_arrays: Leaves = ()  # of the sets of taps, one after the other
+    token_adapters: Any = None  # i32[D + T] adapter slot of each token; None: no LoRA
+    tap_arrays: Leaves = ()  # arrays of all tap sets, concatenated
 
 
 @dataclass(frozen=True)
 class Program:
-    """The shape and features of a step, and the model that it runs. The bucket of a program that
-    reads hidden states of slots is empty."""
+    """The shape and features of a step, and the model that it runs. Head programs have an empty
+    bucket."""
 
     bucket: Bucket
     features: Features
@@ -96,9 +96,9 @@ class Program:
     placement: Placement
     stages: Stages | None = None  # None: no pipeline
     drafter: DrafterProgram | None = None  # None: steps make no drafts
-    adapters: AdapterProgram | None = None  # None: rows have none
-    # Indices of the leaves that the output head reads, among so many; programs behind a forward
-    # are given these alone.
+    adapters: AdapterProgram | None = None  # None: no LoRA
+    # Indices of the leaves that the output head reads, among `num_leaves`; head programs take only
+    # these.
     head_leaves: tuple[int, ...] = ()
     num_leaves: int = 0
 

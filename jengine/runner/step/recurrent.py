@@ -1,20 +1,19 @@
 """Recurrent layers (linear attention, SSM) in a step: finds, reads and writes each row's state.
 
 A cache group of kind `recurrent` divides float32 arrays into units of one state
-(`runner/step/group_arrays.py`), in the memory that all groups share. A block table names, for each
-block, the unit with the state after its tokens (`kvcache.recurrent_group`): a step reads the unit
-of the token before its first one and writes that of its last one.
+(`runner/step/group_arrays.py`). The block table names, per block, the unit with the state after its
+tokens (`kvcache.recurrent_group`): a step reads the unit of the token before its first one and
+writes that of its last one.
 
-Prefix caching: where a step ends at a multiple of `mamba_block_size` tokens, the next one writes to
-another unit, and the old one stays as a snapshot; prefill chunks end there. A snapshot is found
-from the next step on, since no row may read what another writes in the same step; a request whose
-prefix is being computed waits for it (`scheduler/gates.py`).
+Prefix caching: after a multiple of `mamba_block_size` tokens, where prefill chunks end, the next
+step writes to another unit, and the old one stays as a snapshot. A snapshot can be hit from the
+next step on, since no row may read what another writes in the same step; a request whose prefix is
+being computed waits for it (`scheduler/gates.py`).
 
 Prompts run in tiles, decodes one token per row, on NVIDIA GPUs by one kernel per layer that updates
-states in place (`decoded_states` below). A state cannot be rolled back, so drafts run on a
-copy of it; after verification the accepted tokens run again on the state itself
-(`layers/drafted_states.py`). In between only the inputs of the recurrence are kept, not a state per
-draft.
+states in place (`KernelDecoder`). A state cannot be rolled back, so drafts run on a copy; after
+verification the accepted tokens run again on the state itself (`layers/drafted_states.py`). Only
+the inputs of the recurrence are kept for that, not a state per draft.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def recurrent_mixer(
 def placed_states(
     states: tuple[Array, ...], inputs: RecurrentInputs, placement: Placement
 ) -> tuple[Array, ...]:
-    """The arrays of a layer's group, each device with its heads."""
+    """Constrain a group's state arrays to their sharding by head."""
     return tuple(
         placement.held(array, (*STATE_AXES, *state.axes))
         for array, state in zip(states, inputs.states, strict=True)
@@ -82,7 +81,7 @@ class HeldStates:
         self._layers: list[HeldLayer] = []
 
     def hold(self, group: int, layer: int, inputs: RecurrentInputs, view: StateView) -> None:
-        """A layer has run on copies of its rows' states, if the step has drafts."""
+        """Register a layer, which has run on copies of its rows' states, if the step has drafts."""
         if view.turns is not None:
             self._layers.append(HeldLayer(group, layer, inputs, view))
 
@@ -174,7 +173,7 @@ class KernelDecoder(NamedTuple):
         view: StateView,
     ) -> tuple[Array, Array]:
         """Run one token per row. Returns outputs and states."""
-        # One number for each row: the unit with its state, or -1 for none.
+        # Units to read (-1: zero state) and to write, per row.
         places = jnp.where(view.fresh, -1, view.reads), view.writes
         if isinstance(recurrence, DeltaRule):
             return self._delta(recurrence, tokens, states, layer, places)
@@ -197,7 +196,7 @@ class KernelDecoder(NamedTuple):
     ) -> tuple[Array, Array]:
         x, keys = tokens["x"], tokens["keys"]
         heads = x.shape[1]
-        # By head, so that a device knows the groups of those that it has.
+        # The group of each head, sharded by head.
         groups = jnp.arange(heads, dtype=jnp.int32) // (heads // keys.shape[2])
         arrays = [x, keys, groups, tokens["dt"], rule.rate_logs, rule.dt_bias]
         of_each = ("heads",)

@@ -1,4 +1,4 @@
-"""Fields: the arrays of a section of the packed input, by shape, type and padding."""
+"""Fields of a section of the packed input: shape, dtype and padding."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """StepState: everything the device keeps between steps, donated to each step and returned by it.
 
 It has each row's length, last token and block tables; plans bring new blocks and, for prefill
-chunks, positions. So the packed input of a decode does not grow with its context, and a step may
-advance a row by a number that only the device knows. New blocks beyond the room in the packed input
-(a long cached prefix) are written by a small program before the step
-(`runner/programs/block_tables.py`). Pipelines are the exception: a stage runs a plan when its rows
-may have moved on, so tables and positions are packed with the plan.
+chunks, positions. So a decode's packed input does not grow with its context, and a step may advance
+a row by a number of tokens that only the device knows. New blocks that do not fit the packed input
+(a long prefix hit) are written by a small program before the step
+(`runner/programs/block_tables.py`). Pipelines are the exception: when a stage runs a plan, later
+plans may have advanced its rows, so tables and positions are packed with the plan.
 """
 
 from __future__ import annotations
@@ -26,43 +26,42 @@ HELD_AXES = ("stage", None, None)
 
 
 class Held(NamedTuple):
-    """What goes from stage to stage of the tokens of a plan: [stages, tokens, ...]; of one stage
-    without the first axis."""
+    """Activations in flight between pipeline stages, [stages, tokens, ...]; inside a stage without
+    the first axis."""
 
-    x: Array  # f32[..., hidden] activations
-    # i32[..., 3] frame, row and column by which a token is rotated. None: its position.
+    x: Array  # f32[..., hidden]
+    # i32[..., 3] frame, row and column for mrope. None: the model has no mrope.
     mrope_positions: Array | None
-    # i32[...] to how many later tokens of its image a token attends. None: to none.
+    # i32[...] number of later tokens of its image that a token attends to. None: causal.
     ahead: Array | None
 
 
 class StepState(NamedTuple):
     """The cache, and per row its length, last token and tables."""
 
-    # Per group its array; of recurrent layers, a tuple of arrays.
+    # An array per group; for recurrent groups, a tuple of arrays.
     caches: tuple[Any, ...]
-    last_token: Array  # i32[rows] the token sampled last, which is the row's next input
-    lengths: Array  # i32[rows] tokens in the cache: where the last token will stand
+    last_token: Array  # i32[rows] the token sampled last, the row's next input
+    lengths: Array  # i32[rows] tokens in the cache, the position of the last token
     rows: RowState  # the sampler's
-    # i32[groups, rows, pages] block tables. None: they are packed with each plan, in a pipeline.
+    # i32[groups, rows, pages] block tables. None: packed with each plan, in a pipeline.
     tables: Array | None
-    # What the stages run next. None: there is one stage.
+    # Activations in flight between stages. None: no pipeline.
     held: Held | None = None
-    # i32[rows, drafts] drafts of the tokens after each row's last one, -1: none. None: steps make
-    # no drafts.
+    # i32[rows, drafts] drafts after each row's last token, -1: none. None: no drafter on the
+    # device.
     next_drafts: Array | None = None
-    # i32[rows] what is added to positions for the rotation of tokens behind a row's images. None:
-    # the model does not rotate by places in images.
+    # i32[rows] offset of the rotary positions of tokens after a row's images. None: no mrope.
     offsets: Array | None = None
-    # f32[rows, hidden] sum of each row's hidden states so far. None: no row wants it.
+    # f32[rows, hidden] sum of each row's hidden states so far, for pooling. None: not needed.
     sums: Array | None = None
-    # f32[tokens, hidden] of the prompt tokens of the last forward, which programs behind it read;
-    # with stages in front, of which the last has them. None: no program does.
+    # f32[tokens, hidden] hidden states of the last forward's prompt tokens, for scoring and pooling
+    # programs; in a pipeline [stages, tokens, hidden], zeros except the last. None: not needed.
     prompts: Array | None = None
 
 
 class HeldShape(NamedTuple):
-    """The shape of what pipeline stages hold between steps."""
+    """Shape of the activations in flight between pipeline stages."""
 
     stages: int
     tokens: int
@@ -70,7 +69,7 @@ class HeldShape(NamedTuple):
     ahead: bool  # whether tokens of images attend to later ones
 
     def empty(self, *, offsets: bool) -> Held:
-        """Zeros. `offsets`: whether images shift positions."""
+        """Zeros. `offsets`: whether the model has mrope."""
         tokens = self.stages, self.tokens
         return Held(
             x=jnp.zeros((*tokens, self.hidden), jnp.float32),
@@ -88,11 +87,11 @@ def empty_state(
     """An empty state. Its `jax.eval_shape` gives the sizes of a state without memory.
 
     The cache's layers are those of one stage; without `held` there is only one. `max_adjusted`:
-    rows of the sampler's pool; None: `max_rows`. `kernels`: the implementation that makes the
-    caches of a lone device. `next_drafts`: tokens that steps draft for a row. `masked_drafts`:
-    drafts of a row after which a token mask may hold. `offsets`: whether images shift positions.
-    `summed`: width of hidden states that each row sums. `prompts`: the most prompt tokens of a
-    forward, and the width of their hidden states; None: a step is one program.
+    rows of the sampler's pool; None: `max_rows`. `kernels`: implementation that allocates caches,
+    on one device. `next_drafts`: drafts per row of the device's drafter. `masked_drafts`: drafts
+    per row after which a token mask may apply. `offsets`: whether the model has mrope. `summed`:
+    width of summed hidden states, 0 for none. `prompts`: shape of the prompts' hidden states; None:
+    no program reads them.
     """
     stages = 1 if held is None else held.stages
     split = () if held is None else (stages,)
@@ -117,8 +116,8 @@ def empty_state(
 def placed_state(
     state: StepState, placement: Placement, groups: tuple[CacheGroup, ...]
 ) -> StepState:
-    """The shapes of a state with shardings: caches of these groups by their axes, and stages'
-    arrays by stage."""
+    """Add shardings to an abstract state: caches by their groups' axes, pipeline arrays by
+    stage."""
 
     def placed(x: Any, axes: tuple[str | None, ...]) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placement.sharding(axes, x.shape))
@@ -137,7 +136,7 @@ def placed_state(
 
 
 def state_bytes(state: Any) -> int:
-    """Bytes that a placed state takes on each device."""
+    """Bytes per device of a placed state."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
         for x in jax.tree.leaves(state)

@@ -1,7 +1,7 @@
 """StepInput: everything one step reads from the host, laid out in one packed int32 buffer.
 
-Each section has a layout, which gives numpy views to fill on the host and slices of the traced
-buffer on the device, so a step needs one transfer.
+Each section's layout gives numpy views to fill on the host and slices of the traced buffer on the
+device, so a step needs one transfer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TokenInput(NamedTuple):
     """D decode rows and T prefill tokens."""
 
     decode_rows: Any  # i32[D] engine row; max_rows for padding
-    decode_tokens: Any  # i32[D] a token the host knows; -1: the one that the row sampled last
+    decode_tokens: Any  # i32[D] a token the host knows; -1: the row's last sampled token
     prefill_tokens: Any  # i32[T]
 
 
@@ -97,8 +97,8 @@ def block_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
 class MultiStepInput(NamedTuple):
     """For multi-step decode; of length 0 in other steps."""
 
-    repeats: Any  # i32[1] the most runs in this call
-    endings: Any  # i32[S, ENDINGS] tokens that end a slot's row, and -1
+    repeats: Any  # i32[1] maximum runs in this call
+    endings: Any  # i32[S, ENDINGS] stop ids of each slot's row, padded with -1
 
 
 def multi_step_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
@@ -111,9 +111,9 @@ def multi_step_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
 
 
 class AdapterInput(NamedTuple):
-    """Which adapter each query tile's row has: D decode rows, then P prefill tiles."""
+    """LoRA slot of each query tile: D decode rows, then P prefill tiles."""
 
-    slots: Any  # i32[D + P] from 1 on; 0: none. Of length 0 in engines without adapters
+    slots: Any  # i32[D + P] from 1 on; 0: none. Of length 0 in engines without LoRA
 
 
 def adapter_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
@@ -125,7 +125,7 @@ def adapter_fields(bucket: Bucket, shapes: StepShapes) -> Fields:
 class HeadInput(NamedTuple):
     """Which hidden states the heads read."""
 
-    logit_index: Any  # i32[S] which of the D + T tokens a slot samples after
+    logit_index: Any  # i32[S] index, among D + T tokens, of the token that a slot samples after
     targets: Any  # i32[T] the token after each prompt token, for prompt log-probabilities
 
 
@@ -157,7 +157,7 @@ class StepInput(NamedTuple):
 
     @classmethod
     def empty(cls, bucket: Bucket, shapes: StepShapes) -> tuple[np.ndarray, StepInput]:
-        """A buffer in which everything is padding, and views of it."""
+        """A buffer of padding, and views of it."""
         layout = layout_of(bucket, shapes)
         buffer = layout.padding.copy()
         return buffer, layout.views(buffer, numpy_view)
@@ -190,7 +190,7 @@ class Layout:
 
     sections: dict[str, slice]
     parts: dict[str, dict[str, Part | tuple[Part, ...]]]
-    padding: np.ndarray  # a buffer in which everything is padding
+    padding: np.ndarray  # a buffer of padding
 
     def views(self, buffer: Any, view: View) -> StepInput:
         """Every field as a view of the buffer."""

@@ -1,9 +1,9 @@
-"""Taps of a traced step: capture activations at the model's tap points, and let callbacks change
-them for the rows that asked.
+"""Taps of a traced step: capture activations at the model's tap points, and apply interventions to
+the rows that requested them.
 
-A plan names a tap set by number; the callbacks stay in the runner and are traced into programs of
-their own. A tapped request reads no cached prefix, and its blocks are found only by requests with
-the same taps.
+A plan names a tap set by number; the callbacks stay in the runner and are traced into separate
+programs. A tapped request reads no cached prefix, and its blocks are hit only by requests with the
+same taps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StepTaps:
         arrays: Sequence[Array] = (),
     ) -> None:
         self.sets = sets
-        self.owners = owners  # i32 [tokens]: the number of each token's row
+        self.owners = owners  # i32 [tokens]: tap set number of each token's request
         self.positions = positions
         given = iter(arrays)
         self._arrays = {taps.number: [next(given) for _ in taps.shapes] for taps in sets}
@@ -41,7 +41,8 @@ class StepTaps:
         }
 
     def __call__(self, name: str, value: Array) -> Array:
-        """Change the value for the rows that asked for that, then capture it if any row asks."""
+        """Apply interventions to the tokens of their requests, then capture the value if any set
+        does."""
         for taps in self.sets:
             for change in taps.intervene:
                 if change.point == name:
@@ -55,7 +56,7 @@ class StepTaps:
     def _changed(self, taps: TapSet, change: Change, value: Array) -> Array:
         variant = self.owners - taps.number
         arrays = [self._arrays[taps.number][place] for place in change.places]
-        if taps.variants > 1:  # each token has those of its request
+        if taps.variants > 1:  # each token gets its request's arrays
             own = jnp.clip(variant, 0, taps.variants - 1)
             arrays = [array[own] for array in arrays]
         call = guarded(partial(call_intervention, change), taps.raised.note)

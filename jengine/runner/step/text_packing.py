@@ -26,7 +26,7 @@ class PackedTexts(NamedTuple):
 
 
 class TextPacker:
-    """Packs as many texts as a run has room for, one after the other."""
+    """Concatenates texts for one run."""
 
     def __init__(self, width: int) -> None:
         self.width = width

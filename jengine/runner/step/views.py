@@ -1,4 +1,4 @@
-"""A step as seen by one cache group: cache slots to write, and what each query attends to."""
+"""Metadata of a step for one cache group: cache slots to write, and keys that queries attend to."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ if TYPE_CHECKING:  # shapes are for readers and type checkers
     from jaxtyping import Int32
 
 
-# By query heads, what attention with that many has returned of its counters: nothing, or an array
-# for the next layer's. XLA would see no order between two layers that count in one array.
+# Number of query heads -> the counters returned by the last attention call with that many (none, or
+# one array), to pass to the next layer's. This data dependency orders the layers that share them.
 Counters = dict[int, list[Array]]
 
 
 class GroupView(NamedTuple):
     """Slots, positions and block tables of a step in one cache group."""
 
-    slots: Array  # i32 [D + T] where a token's keys and values go
+    slots: Array  # i32 [D + T] cache slot of a token's keys and values
     positions: Array  # i32 [D + T]
     tables: Array  # i32 [tiles, pages]
     table_starts: Array  # i32 [tiles]
     runs: Array  # i32 [R + 1] first tiles of runs that attention joins, or empty
-    chunk_starts: Array  # i32 [T] index of the first prefill token of each one's chunk
+    chunk_starts: Array  # i32 [T] index of the first token of each prefill token's chunk
     ends: Array  # i32 [tiles] tokens of the tile's row so far, this step's included; or empty
-    # i32 [D + T] to how many later tokens of its image a token attends; None: to none.
+    # i32 [D + T] number of later tokens of its image that a token attends to; None: causal.
     ahead: Array | None = None
 
 
 def token_slots(
     batch: StepBatch, group: int, bucket: Bucket, shapes: StepShapes
 ) -> Int32[Array, " tokens"]:
-    """Where each token's keys and values go in the group's cache; out of range for padding."""
+    """Cache slot of each token's keys and values; out of range for padding."""
     tiles = tile_of_token(bucket, shapes)
     table = batch.tables[group][tiles]  # [D + T, pages]
     offset = batch.positions - batch.table_starts[group][tiles]

@@ -6,8 +6,8 @@ overlaps with the layers between, and devices hold at most two such layers. Must
 layers compute.
 
 Host leaves have memory kind `pinned_host`; an optimization barrier delays each copy. By default XLA
-runs two copies at a time and kernels wait for the rest; a compiler option allows those of a whole
-layer. `weights.weight_offload` chooses the layers.
+runs two copies at a time, and kernels wait for the rest; a compiler option allows a whole layer's.
+`weights.weight_offload` chooses the layers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class OffloadedLayers:
         order = sorted(on_host)
         self._first = order[0]
         self._after = {**dict(pairwise(order)), order[-1]: None}
-        self._coming: dict[int, Any] = {}  # layer -> its parameters on the devices
+        self._coming: dict[int, Any] = {}  # layer -> its parameters being copied to the devices
 
     def arrived(
         self, index: int, layer: Any, x: Float[Array, "*tokens hidden"]

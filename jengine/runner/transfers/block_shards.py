@@ -1,8 +1,8 @@
-"""The shard of a KV block that a process stores, and its name for external storage.
+"""The piece of a KV block that a process holds, and its name for external storage.
 
-In: shapes and shardings, with blocks first. Out: boxes, and a name of a process's piece that is the
-same wherever the piece is the same part of the block. A piece that is the whole block has the
-name "", so engines of one process, and processes that hold all of it, share what they store.
+In: shapes and shardings, with blocks first. Out: index ranges, and a name that is equal for equal
+pieces of a block. The name of a whole block is "", so engines of one process, and processes that
+hold whole blocks, share what they store.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jax.sharding import Sharding
 
 from jengine.runner.transfers.device_blocks import BlockPrograms
 
-# A box within a block: from and to along each dimension.
+# A box within a block: half-open index range per dimension.
 Part = tuple[tuple[int, int], ...]
 NAME_DIGITS = 16
 

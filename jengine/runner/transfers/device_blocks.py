@@ -1,7 +1,7 @@
 """Small programs that gather, scatter and copy blocks of a cache group on the device.
 
-In: the arrays of a group, block numbers. Out: blocks first, `[blocks, layers, ...]`; or the same
-arrays, donated, with other blocks. One program per padded number of blocks.
+In: the arrays of a group, block ids. Out: blocks `[blocks, layers, ...]`; or the arrays, donated,
+with blocks written. One program per padded number of blocks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pallas_kernels.shapes import next_power_of_two
 
 T = TypeVar("T")
 COUNTS = (4, 16, 64, 256)
-# Where a padded write goes: outside of every cache, so it is dropped.
+# Block id of padded writes, which are dropped.
 OUTSIDE = np.iinfo(np.int32).max
 
 
 def parts(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Split block numbers into runs of at most the largest program's size."""
+    """Split block ids into ranges of at most the largest program's size."""
     for begin in range(0, len(blocks), COUNTS[-1]):
         yield begin, min(begin + COUNTS[-1], len(blocks))
 
@@ -123,7 +123,7 @@ def use_arrays(loaded: LoadedModel, group: int, arrays: tuple[Array, ...]) -> No
 
 
 def without(shape: tuple[T, ...], axis: int) -> tuple[T, ...]:
-    """A shape without one of its dimensions."""
+    """A shape or spec without one of its dimensions."""
     return (*shape[:axis], *shape[axis + 1 :])
 
 

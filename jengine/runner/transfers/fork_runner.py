@@ -1,8 +1,9 @@
-"""Wraps a runner and queues block copies of a plan's forks before the rest of the plan.
+"""Wraps a runner and queues block copies of a plan's forks (beam search) before the rest of the
+plan.
 
-In: plans. Out: their steps. The copies follow the steps before them in the devices' queue, so they
-read what those have written, and run before the plan's own loads and step, which may write to what
-they read. Their programs are compiled when the first fork comes: few engines ever have one.
+In: plans. Out: their steps. In the devices' queue the copies follow earlier steps, whose blocks
+they read, and precede the plan's loads and step, which may overwrite these. Their programs are
+compiled on first use, as few engines fork.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ class ForkRunner:
         return self._runner.submit(plan)
 
     def drain(self) -> None:
-        """Queue whatever submitted plans still need to complete."""
         self._runner.drain()
 
     def update_parameters(self, values: Mapping[str, jax.Array]) -> None:

@@ -1,8 +1,8 @@
-"""Threads that fill host-memory slots, from the devices or a connector, beside the step thread.
+"""Threads that fill host-memory slots with KV blocks, from the devices or a connector.
 
-In: blocks on their way from the devices, contents to fetch. Out: slots that are filled, and which
-fetches have ended. One thread writes slots, in the order of the plans, so that a slot never gets an
-older content after a newer one; others wait for a connector.
+In: blocks being copied from the devices, blocks to fetch. Out: filled slots, and the fetches that
+have ended. One thread writes slots, in the order of plans, so that older contents never overwrite
+newer ones; others wait for the connector.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from sharding.jax_settings import engine_context
 
 logger = logging.getLogger(__name__)
 READERS = 8
-# Bytes that may wait to be written out; what comes while there are more is not kept further away.
+# Bytes that may wait to be written through the connector; further blocks are not written.
 MOST_UNWRITTEN = 512 * 2**20
 UNWRITTEN = "A block of the KV cache could not be written out; it is not kept."
 UNREAD = "A block of the KV cache could not be fetched; it is computed again."
 NO_BLOCK = "What a connector has brought is no block of the KV cache; it is computed again."
-# Seconds in which the same problem is logged once.
+# Seconds in which a problem is logged at most once.
 SILENCE = 60.0
 
 
@@ -46,12 +46,12 @@ class HostCopies:
         self._ended: dict[int, bool] = {}
         self._changed = threading.Condition()
         self._unwritten = 0
-        self._silent_until: dict[str, float] = {}  # of each problem
-        self.dropped = 0  # contents that were not written out, as too many waited
+        self._silent_until: dict[str, float] = {}  # by problem
+        self.dropped = 0  # blocks not written through the connector, as too many waited
 
     def save(self, copies: BlockCopies, arrays: Sequence[Array]) -> None:
-        """Queue: fill slots with these blocks once they arrive, then store them through the
-        connector."""
+        """Fill slots with these blocks once they arrive, and write them through the connector; does
+        not block."""
         future = self._slots.submit(self._keep, copies, arrays)
         for slot in copies.slots:
             self._saving[copies.group, slot] = future
@@ -82,7 +82,7 @@ class HostCopies:
         assert self._readers is not None, "a plan fetches, and there is no connector"
         with self._changed:
             self._fetching.update((self._epoch, fetch.number) for fetch in fetches)
-        for begin in range(min(READERS, len(fetches))):  # so many threads, each some of them
+        for begin in range(min(READERS, len(fetches))):  # fetches split over threads
             self._readers.submit(self._read, fetches[begin::READERS], self._epoch)
 
     def ended(self, wait: float = 0.0) -> dict[int, bool]:
@@ -172,7 +172,7 @@ class HostCopies:
         """Write a fetched block to its slot; False if its bytes do not fit."""
         try:
             return data is not None and self._memories[fetch.group].put(fetch.slot, data)
-        except Exception:  # a connector of a user's brings anything
+        except Exception:  # a user's connector may return anything
             if self._is_news(NO_BLOCK):
                 logger.exception(NO_BLOCK)
             return False

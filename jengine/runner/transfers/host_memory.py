@@ -1,7 +1,7 @@
 """Host-memory slots for the blocks of one cache group, in the devices' layout.
 
 In: arrays with blocks first. Out: such arrays on the devices, or the bytes of this process's piece
-of one block, whatever devices share the piece. Each process keeps the shards of its own devices.
+of one block, independent of how devices share the piece. Each process keeps its devices' shards.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jax import Array
 from jengine.runner.transfers.block_shards import Part, part_of, piece_of, within
 from jengine.runner.transfers.device_blocks import BlockPrograms, padded_count
 
-PINNED = "pinned_host"  # the memory kind that devices copy to and from the fastest
+PINNED = "pinned_host"  # memory kind for the fastest device transfers
 
 
 class Box(NamedTuple):
@@ -25,7 +25,7 @@ class Box(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    held: list[tuple[np.ndarray, tuple[slice, ...]]]  # slots of its parts, and their places in it
+    held: list[tuple[np.ndarray, tuple[slice, ...]]]  # its shards' slots, and their index ranges
 
 
 class HostMemory:
@@ -35,7 +35,7 @@ class HostMemory:
         self._programs = programs
         self.num_slots = slots
         self._parts: list[dict[Part, np.ndarray]] = []
-        self._boxes: list[Box] = []  # of all arrays, in the order of their bytes
+        self._boxes: list[Box] = []  # of all arrays, in the order of serialisation
         for shape, dtype, sharding in zip(
             programs.shapes, programs.dtypes, programs.shardings, strict=True
         ):
@@ -82,7 +82,7 @@ class HostMemory:
         return tuple(found)
 
     def piece(self, slot: int) -> bytes:
-        """Bytes of this process's shard of a block; with a single process, the whole block."""
+        """Bytes of this process's piece of a block; with a single process, the whole block."""
         found = []
         for box in self._boxes:
             values = np.empty(box.shape, box.dtype)
@@ -92,7 +92,7 @@ class HostMemory:
         return b"".join(found)
 
     def put(self, slot: int, data: bytes | memoryview) -> bool:
-        """Write a shard's bytes to a slot; False if their size does not fit."""
+        """Write a piece's bytes to a slot; False if their size is wrong."""
         if len(data) != self.piece_bytes:
             return False
         begin = 0
@@ -114,7 +114,7 @@ def on_device(values: np.ndarray, device: jax.Device) -> Array:
 def through_pinned(values: np.ndarray, device: jax.Device) -> Array:
     """Copy to pinned memory, and from there to the device's own."""
     there = jax.sharding.SingleDeviceSharding(device)
-    # JAX refuses the device itself as the target of an array that is in its pinned memory.
+    # Not to `device`: JAX refuses that as the target of an array in its pinned memory.
     return jax.device_put(jax.device_put(values, there.with_memory_kind(PINNED)), there)
 
 

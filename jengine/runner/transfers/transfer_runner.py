@@ -1,11 +1,10 @@
 """Wraps a runner and queues a plan's KV loads before its step and its saves after it.
 
-In: plans. Out: steps whose outputs say which fetches have ended. Blocks leave and enter the cache
-in the order of the devices' queue, so a step sees what was loaded before it, and what is saved is
-what the steps until then have written, whatever later ones do with those blocks. In a pipeline the
-later stages of a plan run after the first stages of its successors: saves wait until their plan
-has left the last stage, and before a load the plans in the stages run to their ends, since they may
-still write blocks that were freed meanwhile.
+In: plans. Out: steps whose outputs say which fetches have ended. Copies run in the order of the
+devices' queue, so a step sees earlier loads, and a save has the contents after its plan's step,
+whatever later steps write. In a pipeline the later stages of a plan run after the first stages of
+its successors: saves wait until their plan has left the last stage, and plans in flight are drained
+before a load, since they may still write blocks that were freed meanwhile.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from jengine.runner.transfers.device_blocks import (
 from jengine.runner.transfers.host_copies import HostCopies
 from jengine.runner.transfers.host_memory import HostMemory, on_host
 
-# Seconds that a plan without anything to run waits for fetches.
+# Seconds that a plan without a step waits for fetches.
 REST = 5e-3
-MEASURED = 3  # copies, of which the fastest counts
+MEASURED = 3  # timed loads, of which the fastest counts
 NO_TOKENS = np.zeros((0, 1), np.int32)
 
 
 class TransferStep:
-    """Future of a step with its saves, and the fetches completed when it was queued. A plan without
-    entries has saves at most."""
+    """Future of a step with its saves, and the fetches completed when it was queued. `step` is None
+    for a plan without a step."""
 
     __slots__ = ("_done", "_queue", "_saves", "_step")
 
@@ -87,7 +86,7 @@ class TransferRunner:
         self._programs = programs
         self._copies = copies
         self._saves = SaveQueue(self._save)
-        self._last: StepHandle | None = None  # the last step, if it has stages to go
+        self._last: StepHandle | None = None  # the last step, if not through the pipeline
         self.loaded.closing.append(copies.close)
 
     def submit(self, plan: Plan) -> TransferStep:
@@ -115,7 +114,7 @@ class TransferRunner:
         return TransferStep(step, saves, self._saves, copies.ended(0.0 if runs else REST))
 
     def drain(self) -> None:
-        """Queue whatever submitted plans still need, including saves."""
+        """Queue all steps and saves that submitted plans still need."""
         self._runner.drain()
         self._saves.run()
 
@@ -134,8 +133,7 @@ class TransferRunner:
     def load_seconds(self) -> tuple[float, ...]:
         """Measured seconds per block, per group, of host-to-device loads in large batches.
 
-        Measured with what the null block holds; every program must have been compiled. Slots hold
-        nothing else yet.
+        Loads the null block; every program must be compiled, and slots must be unused.
         """
         return tuple(
             min(self._timed_load(group) for _ in range(MEASURED))
@@ -193,7 +191,7 @@ def with_transfers(
 class WaitingSaves:
     """The saves of one plan."""
 
-    after: StepHandle | None  # the step of the plan, or the last one before it; None: there is none
+    after: StepHandle | None  # the step to wait for: the plan's, or the last before; None: none
     copies: Sequence[BlockCopies]
     is_settled: bool = False  # queued, or dropped
 
@@ -206,8 +204,8 @@ class WaitingSaves:
 class SaveQueue:
     """Pending saves of plans in the pipeline; without a pipeline nothing waits.
 
-    A plan's blocks are pinned until it is committed, and it is not committed before its saves are
-    queued: no later plan writes the blocks in between.
+    A plan's blocks are pinned until it is committed, which is after its saves are queued: no later
+    plan writes the blocks in between.
     """
 
     def __init__(self, save: Callable[[BlockCopies], None]) -> None:
@@ -215,14 +213,14 @@ class SaveQueue:
         self._waiting: deque[WaitingSaves] = deque()
 
     def add(self, after: StepHandle | None, copies: Sequence[BlockCopies]) -> WaitingSaves:
-        """Queue these copies once that step has passed the last stage."""
+        """Queue these copies once the step `after` has left the last stage."""
         added = WaitingSaves(after, copies)
         self._waiting.append(added)
         self.run()
         return added
 
     def run(self) -> None:
-        """Dispatch the copies whose steps are dispatched; the device runs them after these."""
+        """Queue the copies whose steps are queued through the last stage."""
         while self._waiting and self._waiting[0].may_run:
             saves = self._waiting.popleft()
             for copies in saves.copies:
@@ -230,7 +228,6 @@ class SaveQueue:
             saves.is_settled = True
 
     def drop(self) -> None:
-        """Discard pending saves: their plans are forgotten, so their blocks are no longer
-        pinned."""
+        """Discard pending saves after a reset, which unpins their blocks."""
         while self._waiting:
             self._waiting.popleft().is_settled = True

@@ -1,10 +1,9 @@
 """Buckets: the few shapes that steps are compiled for, and the choice of one for a plan.
 
-A step's tokens are laid out as [decode rows | prefill tokens]. No jax, so that sizes can be looked
-at without a device.
+A step's tokens are laid out as [decode rows | prefill tokens]. No jax.
 
-One rung of page counts by default. The XLA attention loops run as far as the longest row needs, so
-a bucket for shorter contexts would only be another program.
+One page count by default: attention loops end at the longest row, so buckets for shorter contexts
+would save nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from jengine.errors import ConfigError
 
 # XLA on the CPU turns matmuls with a single row into slow scalar loops.
 FEWEST_DECODE_ROWS = 2
-# A prefill with so many padded decode rows costs hardly more; with this many times as many it does.
+# Decode rows whose padding costs hardly anything in a prefill; FEW_ROWS times as many do cost.
 FEW_ROWS = 8
 # Prompt tokens per chunk of prompt log-probabilities, which bounds the memory of their logits.
 SCORED_AT_ONCE = 64
@@ -35,7 +34,7 @@ class Bucket:
     decode_rows: int
     prefill_tokens: int
     pages: int
-    repeats: int = 1  # the most runs of the step per call; multi-step decode has several
+    repeats: int = 1  # maximum runs of the step per call; more than 1: multi-step decode
 
     def __str__(self) -> str:
         times = f"*{self.repeats}" if self.is_multi_step else ""
@@ -85,8 +84,8 @@ class ChosenExperts:
     """Shape of the routing output, [layers, experts per token]; dense layers are zeros."""
 
     layers: int
-    chosen: int  # the most of any layer
-    dtype: str  # the smallest in which every expert has a number
+    chosen: int  # experts per token, the maximum over layers
+    dtype: str  # the smallest that holds every expert's index
     returned: bool = True  # to the client
 
 
@@ -99,47 +98,45 @@ class StepShapes:
     prefill_tile: int
     max_rows: int
     max_model_len: int
-    # Deterministic mode without batch-invariant kernels: every token, of prompts too, runs as a
-    # decode row. There is one shape and one order of arithmetic, so a token's values do not depend
-    # on the rest of the batch.
+    # Deterministic mode without batch-invariant kernels: every token, prompts included, runs as a
+    # decode row. With one shape and one order of arithmetic, a token's values do not depend on the
+    # rest of the batch.
     one_segment: bool = False
     # Implementation of the paged operations; None: their default.
     attention: str | None = None
-    # Implementation of attention for tiles of prompts, if it is another one.
+    # Implementation of prefill attention, if different.
     prompts: str | None = None
-    # The most rows with adjusted logits at a time; None: all.
+    # Maximum rows with adjusted logits at a time; None: all.
     max_adjusted: int | None = None
-    # In a pipeline the block tables of a plan's rows are packed with it, since later stages run it
-    # after other plans were submitted. Otherwise tables are on the device, and plans change them.
+    # Block tables are packed with each plan: in a pipeline, where later stages run a plan after
+    # others were submitted. Otherwise tables are on the device, and plans update them.
     packed_tables: bool = False
-    # Speculative decoding: the most drafts of a row, and the window of tokens that a step is
-    # given for them.
+    # Speculative decoding: maximum drafts per row, and tokens in a row's packed window of drafts.
     most_drafts: int = 0
     draft_window: int = 0
-    # Tiles that follow each other in a chunk and that prefill attention takes as one, where its
-    # kernel can: then tiles are short, so that little of them is padding.
+    # Maximum consecutive tiles of a chunk that the prefill attention kernel joins: then tiles are
+    # short, which saves padding.
     joined_tiles: int = 1
-    # Whether attention may read the blocks with which neighbouring decode rows begin once for
-    # several of them. Then a row's bits depend on its neighbours.
+    # Whether attention may read a prefix shared by neighbouring decode rows once (cascade
+    # attention). A row's bits then depend on its neighbours.
     reads_together: bool = False
-    # Whether each step makes the drafts of the next one, with a model of its own.
+    # Whether a drafter on the device drafts for the next step.
     makes_drafts: bool = False
-    # Positions after a row's last token at which that model writes into its cache.
+    # Positions after a row's last token at which the drafter writes to its KV cache.
     lookahead: int = 0
-    # Slots for LoRA adapters; 0: rows have none.
+    # LoRA slots; 0: no LoRA.
     adapter_slots: int = 0
-    # Dtype of keys and values that steps keep to themselves, where prompts see ahead.
+    # Dtype of the temporary keys and values of bidirectional attention.
     uncached: str = "float32"
-    # Steps return the experts that each token has picked; None: they do not.
+    # Steps output the routed experts of each token; None: they do not.
     experts: ChosenExperts | None = None
-    # To how many later tokens of its image a token attends at most.
+    # Maximum number of later tokens of its image that a token attends to.
     most_ahead: int = 0
-    # Whether sampling and the scores of prompts are programs of their own behind the model's; else
-    # a step is one program.
+    # Whether sampling and prompt scoring are separate programs after the forward.
     chained: bool = False
-    # What the model makes of hidden states in place of tokens, one of POOLED_AS.
+    # Output of a pooling model, one of POOLED_AS; empty: the model generates.
     pooling: str = ""
-    # What sampling slots are rounded up to, so that few programs sample for all buckets.
+    # Numbers of sampling slots that are compiled, so that few samplers serve all buckets.
     slot_rungs: tuple[int, ...] = ()
 
     def has_drafts(self, bucket: Bucket) -> bool:
@@ -218,12 +215,12 @@ class Ladders:
     prefill_tokens: tuple[int, ...]
     pages: tuple[int, ...]
     repeats: tuple[int, ...] = (1,)
-    # Tokens that are computed in the time in which a step reads all weights, if that is known. Then
-    # there are buckets for short prefills with any number of decode rows, but none of fewer tokens.
+    # Tokens computed in the time in which a step reads all weights; 0: unknown. If known, there are
+    # buckets of short prefills for every number of decode rows, but none of fewer tokens.
     full_step: int = 0
-    # The most decode rows of a step with prompts, which has few drafts or none. None: any.
+    # Maximum decode rows of a step with prefill, which runs few drafts or none. None: any.
     mixed_rows: int | None = None
-    # Whether every step runs prompts: models that write nothing have no decodes.
+    # Whether every step is prefill: pooling models do not decode.
     prompts_only: bool = False
 
     def __post_init__(self) -> None:

@@ -12,8 +12,8 @@ from jengine.runner.variants.tap_sets import TapSet
 from jengine.sampling.features import LogprobsMode, SamplingFeatures
 from jengine.sampling.processor_sets import ProcessorSet
 
-# Log-probabilities of prompts and greedy answers: its sampler compiles in a third of the time of
-# one that also draws tokens and changes logits. Only of engines that name it.
+# Variant with log-probabilities of prompts and of greedy completions: its sampler compiles in a
+# third of the time of the full one. Only for engines whose configuration names it.
 GREEDY_SCORED = "greedy-scored"
 
 
@@ -26,12 +26,12 @@ class Features:
     prompt_logprobs: int | None = None
     taps: tuple[TapSet, ...] = ()
     adapters: bool = False
-    drafts: bool = False  # decode rows may be drafts, and a model that drafts reads the step
-    embeds: bool = False  # some tokens come as embeddings
-    # Of an engine: whether adapters may change the output head. If none may, one program of a head
-    # serves rows with and without.
+    drafts: bool = False  # decode rows may be drafts, and the device's drafter runs after the step
+    embeds: bool = False  # some tokens are given as embeddings
+    # Whether the engine's adapters may change the output head. If not, head programs serve rows
+    # with and without adapters alike.
     adapts_head: bool = True
-    part: Part = Part.STEP  # the program of a step that has them
+    part: Part = Part.STEP
 
     def of(self, part: Part) -> Features:
         """Restrict to the features that this part of the step depends on."""

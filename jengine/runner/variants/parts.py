@@ -9,21 +9,21 @@ class Part(Enum):
     """A program of a step. Most steps are a chain: FORWARD, SAMPLE, and further heads as
     requested."""
 
-    STEP = "step"  # FORWARD and SAMPLE in one, where they cannot be queued one by one
+    STEP = "step"  # FORWARD and SAMPLE in one program, where they cannot be queued separately
     FORWARD = "forward"  # tokens to hidden states: the model, and the KV cache
     SAMPLE = "sample"  # hidden states of the sampling slots to tokens: output head and sampler
-    # SAMPLE in two, for logits processors that run on the host in between.
+    # SAMPLE split in two, for logits processors that run on the host in between.
     LOGITS = "logits"
     CHOOSE = "choose"
-    DRAFT = "draft"  # all that a step ran and sampled to drafts of the next step
+    DRAFT = "draft"  # a step's tokens, hidden states and samples to drafts for the next step
     SCORE = "score"  # hidden states of prompt tokens to log-probabilities, a chunk at a time
     # Of pooling models: hidden states of slots to vectors, and those of prompt tokens, in chunks.
     POOL = "pool"
     POOL_TOKENS = "pool_tokens"
-    ENCODER = "encoder"  # no part of a step: images or sound to embeddings
+    ENCODER = "encoder"  # before a step: images, audio or text to the encoder's array
 
 
-# What each computes, as users call it.
+# Descriptions for messages to users.
 IN_WORDS = {
     Part.STEP: "the model and its sampler",
     Part.FORWARD: "the model",
@@ -53,7 +53,7 @@ def prompt_parts(pooling: str, *, scores: bool) -> tuple[Part, ...]:
     return (Part.SCORE,) if scores else ()
 
 
-# Fields of `Features` that a part depends on. A feature that no part names compiles nothing.
+# Fields of `Features` that a part depends on.
 FEATURES_OF: dict[Part, tuple[str, ...]] = {
     Part.STEP: ("sampling", "taps", "adapters", "drafts", "embeds"),
     Part.FORWARD: ("taps", "adapters", "drafts", "embeds"),
@@ -69,7 +69,7 @@ FEATURES_OF: dict[Part, tuple[str, ...]] = {
 
 # Parts that read a chunk of the prompt tokens of the last forward.
 READS_PROMPTS = frozenset({Part.SCORE, Part.POOL_TOKENS})
-# Parts whose size is that of the step's forward.
+# Parts compiled per bucket, as the forward is.
 BY_BUCKET = frozenset({Part.STEP, Part.FORWARD, Part.DRAFT})
 # Parts that run a model on tokens or patches, which their ledger entries count.
 RUNS_TOKENS = frozenset({Part.STEP, Part.FORWARD, Part.ENCODER})

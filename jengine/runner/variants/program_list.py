@@ -1,6 +1,6 @@
-"""Which programs an engine compiles at its start, and in which order.
+"""The programs that an engine compiles at its start, and their order.
 
-In: ladders of sizes and the variants asked for. Out: keys. Must not know compilers or steps.
+In: ladders of sizes and the configured variants. Out: keys. Must not know compilers or steps.
 
 Variants are ordered: each covers the cheaper ones, so any mix of requests finds a program. A GPU
 engine compiles 21 forwards and 16 heads, a CPU engine 7 and 12. Penalties and log-probabilities are
@@ -34,8 +34,8 @@ class ProgramList:
     ladders: Ladders
     tiers: tuple[Features, ...]  # cheapest first; the last one can run everything
     shapes: StepShapes
-    takes_images: bool = False  # tokens of prompts may come as embeddings, that is, of images
-    splits: bool = False  # the host changes logits before they are sampled from
+    takes_images: bool = False  # compile forwards with image embeddings too
+    splits: bool = False  # logits processors run on the host between logits and sampling
 
     @cached_property
     def all(self) -> tuple[Key, ...]:

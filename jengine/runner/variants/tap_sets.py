@@ -19,17 +19,17 @@ from jengine.sampling.raised import Raised
 # fn(values) or fn(values, positions): f32 [tokens, width] and i32 [tokens] -> [tokens, width]. With
 # arrays, a pytree, these come last.
 Intervention = Callable[..., Any]
-# Sets that are kept, with their programs, after the last request that used them.
+# While there are more sets, unused ones are dropped with their programs.
 SETS_KEPT = 8
 
 
 class Change(NamedTuple):
-    """A callback at a tap point, and which arrays of its set it takes."""
+    """An intervention at a tap point, and the arrays that it takes."""
 
     point: str
     function: Intervention
-    tree: Any = None  # the structure of its arrays; None: it takes none
-    places: tuple[int, ...] = ()  # of their leaves among the arrays of the set
+    tree: Any = None  # pytree structure of its arrays; None: it takes none
+    places: tuple[int, ...] = ()  # indices of their leaves among the set's arrays
 
 
 class Changes(NamedTuple):
@@ -76,7 +76,7 @@ class TapSet:
     number: int  # the first of `variants` numbers
     capture: tuple[str, ...]
     intervene: tuple[Change, ...]
-    shapes: tuple[tuple[tuple[int, ...], str], ...] = ()  # and dtypes of the arrays
+    shapes: tuple[tuple[tuple[int, ...], str], ...] = ()  # shape and dtype of each array
     variants: int = 1
     operands: Operands = field(default_factory=Operands, compare=False)
     raised: Raised = field(default_factory=Raised, compare=False)
@@ -88,7 +88,7 @@ class TapSet:
 
     @property
     def numbers(self) -> range:
-        """The numbers by which plans refer to it."""
+        """Its numbers in plans."""
         return range(self.number, self.number + self.variants)
 
     def __str__(self) -> str:
@@ -142,7 +142,7 @@ class TapSets:
     def _number(self, capture: Sequence[str], changes: Changes) -> int:
         new = self._new(capture, changes)
         for number, known in self._sets.items():
-            # One in use keeps its arrays; another call's are of a set of their own.
+            # A set in use keeps its arrays; a call with other arrays gets a new set.
             free = not self._users[number] or known.operands.are(changes.arrays)
             if free and known.form == new.form:
                 self._sets[number] = self._sets.pop(number)
