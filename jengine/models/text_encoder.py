@@ -29,7 +29,7 @@ class TextInput(NamedTuple):
 
     ids: Array  # i32[tokens]
     positions: Array  # i32[tokens] in the text
-    segments: Array  # index of the text; -1: padding
+    segments: Array  # i32[tokens] index of the text; -1: padding
 
 
 class TextEncoder(nnx.Module):

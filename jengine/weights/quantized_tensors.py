@@ -255,7 +255,7 @@ def _read_online_bitlinear(files: ModuleTensors) -> list[DecodedTensor]:
         return packed.from_ternary(np.clip(np.round(steps), -1, 1))
 
     def scale() -> np.ndarray:
-        # Rounded to the file's dtype, as in training.
+        # The scale is rounded to the file's dtype.
         rounded = mean().astype(weight.read().dtype)
         return packed.scales_per_output(rounded, module.outputs, 1)
 

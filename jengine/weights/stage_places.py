@@ -50,7 +50,8 @@ class StagePlaces:
         return self.whole_towers and path.startswith(TOWER_PATH)
 
     def refuse_several_processes(self, what: str) -> None:
-        """Raise UnsupportedFeature for arrays of one process that other processes' stages need."""
+        """Raise UnsupportedFeature in pipelines over several processes, where placing `what` would
+        need transfers between them."""
         processes = self.whole.processes
         if self.layout.num_stages > 1 and len(processes) > 1:
             raise UnsupportedFeature(

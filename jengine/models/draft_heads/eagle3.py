@@ -35,7 +35,7 @@ class Eagle3Form:
     """Variants among EAGLE-3 checkpoints."""
 
     aux_layers: tuple[int, ...]  # depths whose hidden states are read; (): the last
-    draft_vocab: int  # size of the head's reduced vocabulary
+    draft_vocab: int  # size of the head's vocabulary, which may be reduced
     # Whether the first layer's residual is its normalised input; whether fc's inputs have a norm
     # (one over all, or one for each); whether the next draft reads normalised states.
     norm_before_residual: bool = False

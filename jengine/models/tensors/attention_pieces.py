@@ -98,7 +98,7 @@ def rotated_lanes(config: AttentionConfig, names: Names) -> tuple[Lanes, ...]:
     lanes = (Lanes(slice(0, pairs), first), Lanes(slice(half, half + pairs), second))
     if rotated == dim:
         return lanes
-    middle = rotated + half - pairs  # lanes that keep their place
+    middle = rotated + half - pairs  # split point of the unrotated lanes
     return (
         *lanes,
         Lanes(slice(pairs, half), slice(rotated, middle)),
