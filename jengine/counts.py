@@ -76,7 +76,7 @@ class RequestTimes(msgspec.Struct, frozen=True, gc=False):
     engine: int = 0  # index of the engine or data-parallel replica
 
     def of_engine(self, index: int) -> RequestTimes:
-        """Set the index of the engine that these times come from."""
+        """Set the index of the engine that answered."""
         return msgspec.structs.replace(self, engine=index)
 
 

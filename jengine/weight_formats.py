@@ -11,7 +11,7 @@ from typing import Literal
 
 Values = Literal["int8", "int4", "fp8", "fp4"]
 Activations = Literal["int8", "fp8"]
-# How a file packs values and what it calls its tensors.
+# Packing and tensor names in files.
 Layout = Literal[
     "int", "float", "packed", "mxfp4", "gptq", "awq", "fp8", "gpt_oss", "gguf",
     "bitlinear", "autobitlinear", "online_bitlinear",

@@ -43,7 +43,8 @@ class RequestArguments(NamedTuple):
 
 
 def refuse_others(owner: str, given: Mapping[str, Any], known: Iterable[str] = ()) -> None:
-    """TypeError for unknown keyword arguments, UnsupportedFeature for those of AsyncLLM alone."""
+    """Raise TypeError for unknown keyword arguments, UnsupportedFeature for arguments of AsyncLLM
+    only."""
     for name, value in given.items():
         if name not in OF_ASYNC_GENERATE:
             raise unknown_argument(owner, name, [*known, *ALWAYS_KNOWN])

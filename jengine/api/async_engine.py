@@ -82,10 +82,11 @@ class AsyncEngine(BaseLLM):
         self, params: Any, *, mapping: Mapped | None = None, donate: bool = False,
         on_inflight: OnInflight = "finish",
     ) -> int:  # fmt: skip
-        """Use other parameters, between two steps; as `LLM.update_params`.
+        """Run other parameters from the next step on; as `LLM.update_params`.
 
-        With "finish", requests that come meanwhile wait and run with the new ones. While generation
-        is paused nothing waits: requests that were kept go on with the new ones at resume.
+        With "finish", new requests are queued meanwhile and run with the new parameters. While
+        generation is paused nothing is waited for: kept requests continue with the new parameters
+        at the resume.
         """
         return await asyncio.to_thread(
             parameters.update_params,
@@ -145,7 +146,7 @@ class AsyncEngine(BaseLLM):
         return await asyncio.to_thread(lambda: self._front.is_asleep)
 
     async def release_kv_cache_memory(self) -> None:
-        """Drop the KV cache alone until `wake_up`; as `LLM.release_kv_cache_memory`."""
+        """Drop only the KV cache until `wake_up`; as `LLM.release_kv_cache_memory`."""
         await self.sleep(level=1, mode="keep", tags=["kv_cache"])
 
     async def scale_elastic_ep(

@@ -98,7 +98,7 @@ class BaseLLM:
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:
-        """What the model does: "generate", or its pooling tasks."""
+        """ "generate", or the model's pooling tasks."""
         pooling = self.engine.model.pooling
         return ("generate",) if pooling is None else pooling.tasks
 

@@ -112,7 +112,7 @@ def translated(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rename(name: str, value: Any) -> dict[str, Any]:
-    """Translate one option of transformers' `generate` to its name and value here."""
+    """Translate one option of transformers' `generate` to vLLM's name and value."""
     if name == "do_sample":
         return {} if value else {"temperature": 0.0}
     if name == "num_beams":

@@ -58,8 +58,8 @@ class InsideEngine(PoolingEngine):
     ) -> PatchGrid:
         """Patch one prompt at every point and position, one patch at a time, in one batch.
 
-        Every patch is a request of its own, and all run in one program, which other values,
-        positions and prompts use again.
+        Every patch is a request, and all run in one compiled program, which other values, positions
+        and prompts reuse.
 
         Args:
             prompt: a text or token ids.

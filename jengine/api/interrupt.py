@@ -1,7 +1,7 @@
 """Holds Ctrl-C back until the end of a step, since an interrupted step would leave the engine
 inconsistent.
 
-Once the running step is committed, its requests are aborted and the interrupt is raised.
+Once the running step is committed, the interrupt is raised, which aborts the batch's requests.
 """
 
 from __future__ import annotations

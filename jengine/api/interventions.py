@@ -33,7 +33,7 @@ class Applied(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Patch:
-    """Values that stand in for those of some tokens at a tap point.
+    """Replacement activations of some tokens at a tap point.
 
     `llm.generate(prompt, intervene={"layers.3.output": Patch(values, [4])})` is compiled once for
     the point; other values and positions run in the same program.
@@ -41,7 +41,7 @@ class Patch:
     Args:
         values: float [positions, width], or [width] for each of the positions, such as
             `output.captured["layers.3.output"][4]`.
-        positions: tokens of the prompt, from 0, one or several; generated tokens count on.
+        positions: one or several positions, from 0; generated tokens follow the prompt.
 
     Raises:
         RequestError: a position is negative or given twice, or there is not one vector for each.
@@ -82,14 +82,14 @@ class Patch:
 
 @dataclass(frozen=True, eq=False)
 class Steer:
-    """A vector that is added to every token's values at a tap point, prompt and answer.
+    """A vector added to the activations of every token, prompt and answer, at a tap point.
 
     `intervene={"layers.*.output": Steer(vector, 4.0)}` is compiled once for the points; other
     vectors and scales run in the same program.
 
     Args:
         vector: float [width].
-        scale: what the vector is multiplied by.
+        scale: factor of the vector.
 
     Raises:
         RequestError: `vector` is not one vector, or `scale` not one number.

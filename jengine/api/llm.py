@@ -64,12 +64,12 @@ class LLM(InsideEngine):
 
         `intervene` maps tap points to a `Patch`, a `Steer`, a pure function f(x) or f(x,
         positions), or a pair (f, arrays) of f(x, arrays) or f(x, positions, arrays). `x` is
-        f32 [tokens, width], of all tokens of the step: other requests' and padding are among them,
-        in no order to rely on, and only what f returns for the tokens of these prompts flows on.
+        f32 [tokens, width] for all tokens of the step, other requests' and padding included, in
+        unspecified order; only the results for the tokens of these prompts are used.
         `positions` is i32 [tokens], each token's place in its own sequence from the prompt's first
         token, so `positions == 3` is the prompt's fourth token. A function is compiled into the
-        step: give the same one again, not an equal one, to use its program again. Its arrays, a
-        pytree, are operands: others of the same shapes compile nothing.
+        step: pass the same object again to reuse its program. Its arrays, a pytree, are operands:
+        other arrays of the same shapes compile nothing.
 
         `tokenization_kwargs` are options of text.tokenization, such as truncate_prompt_tokens, and
         `mm_processor_kwargs` those of the model's processor, for prompts that name none.
@@ -116,10 +116,10 @@ class LLM(InsideEngine):
         lora_request: Loras = None,
         **others: Any,
     ) -> Generator[RequestOutput]:
-        """Outputs as they grow, in the order in which tokens come.
+        """Yield outputs as tokens arrive, for all prompts interleaved.
 
-        With `output_kind=RequestOutputKind.DELTA` each holds what is new. Leaving the loop aborts
-        what is unfinished.
+        With `output_kind=RequestOutputKind.DELTA` each holds only new tokens. Closing the generator
+        aborts unfinished requests.
         """
         refuse_others("stream", others)
         return self._answering.stream(prompts, sampling_params, lora_request)
@@ -166,9 +166,9 @@ class LLM(InsideEngine):
     def wait_for_completion(
         self, output_type: type | tuple[type, ...] | None = None, *, use_tqdm: Progress = None
     ) -> list[RequestOutput]:
-        """Answer everything that was queued, in the order in which it was queued.
+        """Answer everything queued, in the order of queueing.
 
-        `output_type` is what vLLM's scripts expect the outputs to be: here always RequestOutput.
+        `output_type`: as vLLM's scripts give it; here always RequestOutput.
         """
         if output_type is not None and not issubclass(RequestOutput, output_type):
             raise RequestError(f"output_type={output_type!r}: every output is a RequestOutput.")
@@ -182,12 +182,12 @@ class LLM(InsideEngine):
         use_tqdm: Progress = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """The likeliest sequences of each prompt, best first; tokens and text have the prompt.
+        """The likeliest sequences of each prompt, best first; tokens and text include the prompt.
 
-        In each step a beam is continued by its 2 * beam_width likeliest tokens, and of all these
-        the best go on. Only the tokenizer's EOS ends a beam. The score is the log-probability
-        divided by length ** length_penalty, and the prompt counts in the length. No more than
-        `concurrency_limit` prompts are searched at once. Beams share their blocks of the KV cache.
+        In each step every beam is extended by its 2 * beam_width likeliest tokens, and the best of
+        all extensions are kept. Only the tokenizer's EOS ends a beam. The score is the
+        log-probability divided by length ** length_penalty, where the length includes the prompt.
+        At most `concurrency_limit` prompts are searched at once. Beams share their KV cache blocks.
         """
         session = self._front.session
         self.engine.check_leaves()
@@ -228,8 +228,8 @@ class LLM(InsideEngine):
         key: Any = None,
         sampling_params: SamplingParams | None = None,
     ) -> GenerateResult:
-        """Answer rows of tokens (or texts); tokens, lengths and log-probabilities come back as
-        arrays. With n > 1 the n answers of a row are next to each other."""
+        """Answer rows of tokens (or texts). Returns tokens, lengths and log-probabilities as
+        arrays; with n > 1 the n answers of a row are adjacent."""
         params = sampling_params or self.get_default_sampling_params()
         return arrays.generate_arrays(
             self._answer_rows,

@@ -42,9 +42,9 @@ class LLMEngine(OfflineEngine):
         """Queue a request.
 
         Args:
-            request_id: What outputs are told apart by; no open request may have it.
+            request_id: Identifies the outputs; unique among open requests.
             prompt: A text, a list of token ids, or a dict with `prompt` or `prompt_token_ids`.
-            params: With `output_kind=RequestOutputKind.DELTA` outputs hold what is new.
+            params: With `output_kind=RequestOutputKind.DELTA` outputs hold only new tokens.
             lora_request: The adapter, if any.
             tokenization_kwargs: Options of text.tokenization, such as truncate_prompt_tokens.
             trace_headers: The W3C `traceparent` of the caller's span.
@@ -54,7 +54,7 @@ class LLMEngine(OfflineEngine):
             The id.
 
         Raises:
-            RequestError: Something is wrong with the request; nothing of it is queued.
+            RequestError: The request is invalid; nothing is queued.
         """
         if not isinstance(params, SamplingParams):
             kind = type(params).__name__
@@ -73,7 +73,7 @@ class LLMEngine(OfflineEngine):
         """Run one step and return an output for each request that has new tokens.
 
         Raises:
-            JengineError: A request has failed; it is not open any more, and the others go on.
+            JengineError: A request has failed and is removed; the others continue.
         """
         self._answering.batches.step(self._batch)
         arrived, outputs = self._batch.arrived, list[RequestOutput]()

@@ -45,10 +45,10 @@ def load_model(
 
     Args:
         model: A folder in Hugging Face format, a GGUF file, org/name of the Hub, or "demo".
-        dtype: "auto" keeps what the checkpoint names.
+        dtype: "auto" is the checkpoint's.
         mesh: Devices to shard the parameters over, as an engine with this mesh would; by default
             one device holds them.
-        settings: Other settings of `LLM` that say how parameters are read, such as load_format.
+        settings: Other settings of `LLM` that affect how parameters are read, such as load_format.
 
     Returns:
         A module with `model.score(tokens)`, to train or to give to `LLM(model, tokenizer=...)`.
@@ -78,7 +78,7 @@ def from_hf(
             `LLM.update_params`, an iterable of pairs or of mappings.
         config: The contents of config.json, a transformers config, or a folder with config.json.
         mapping: How the paths of any pytree become such names; as for `LLM.update_params`.
-        dtype: "auto" is what config names, or the arrays' own where it names none.
+        dtype: "auto" is the config's, or else the arrays' own.
         mesh: Devices to shard the parameters over; by default one device holds them.
 
     Returns:
@@ -110,12 +110,12 @@ def from_config(
     dtype: Any = "auto",
     mesh: jax.sharding.Mesh | None = None,
 ) -> LanguageModel:
-    """Make a flax.nnx module with random parameters, to train from nothing.
+    """Make a flax.nnx module with random parameters, to train from scratch.
 
     Args:
         config: The contents of config.json, a transformers config, or a folder with config.json.
-        rngs: What the parameters are drawn with, `flax.nnx.Rngs(0)`.
-        dtype: "auto" is what config names.
+        rngs: Source of randomness, such as `flax.nnx.Rngs(0)`.
+        dtype: "auto" is the config's.
         mesh: Devices to shard the parameters over; by default one device holds them.
     """
     if not isinstance(rngs, nnx.Rngs):
@@ -146,10 +146,10 @@ def save_model(
 
     Args:
         model: The module.
-        path: The folder, which appears when it is complete.
+        path: The folder, which appears atomically.
         format: "safetensors", which transformers loads too, or "orbax".
-        tokenizer: A transformers tokenizer, which is saved beside it.
-        overwrite: Whether a saved model there is replaced; never anything else.
+        tokenizer: A transformers tokenizer, saved with it.
+        overwrite: Replace a saved model, never anything else.
     """
     if not isinstance(model, LanguageModel):
         raise ConfigError(

@@ -41,7 +41,7 @@ class OfflineEngine(BaseLLM):
         donate: bool = False,
         on_inflight: OnInflight = "finish",
     ) -> int:
-        """Use other parameters from the next step on. Nothing is compiled.
+        """Run other parameters from the next step on. Nothing is compiled.
 
         Args:
             params: a module, an nnx.State, or a tree of arrays, under the paths of `llm.params`,
@@ -58,7 +58,7 @@ class OfflineEngine(BaseLLM):
                 the new weights on the KV cache that the old ones have filled.
 
         Returns:
-            The version of the parameters: how often they were replaced.
+            The version of the parameters: the number of updates.
 
         Raises:
             ConfigError, CheckpointError: structure, shapes or dtypes do not fit, or a path matches
@@ -214,9 +214,9 @@ class OfflineEngine(BaseLLM):
         return self._front.health(probe)
 
     def call_workers(self, method: str, **arguments: Any) -> list[Any]:
-        """Call a method in every process that runs steps; the results, by rank.
+        """Call a method in every process that runs steps. Returns the results by rank.
 
-        Methods: "memory" (bytes on the devices), "memory_profile" (what is there, for pprof),
+        Methods: "memory" (bytes on the devices), "memory_profile" (for pprof),
         "programs" (how many are compiled), "start_profile" (folder), "stop_profile" and
         "write_recording". In a program of several processes all of them must make the call.
         """

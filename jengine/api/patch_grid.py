@@ -27,7 +27,7 @@ class PatchGrid(NamedTuple):
 
     points: list[str]
     positions: list[int]
-    hidden: np.ndarray  # f32 [points, positions, width], what the output head reads
+    hidden: np.ndarray  # f32 [points, positions, width]: inputs of the output head
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def checked_grid(
 
 
 def last_hidden(grid: Grid, outputs: Sequence[RequestOutput]) -> PatchGrid:
-    """Build a grid's result from what each of its requests captured at `norm`."""
+    """Build a grid's result from each request's capture at `norm`."""
     rows = []
     for output in outputs:
         if output.error or output.captured is None:

@@ -47,7 +47,7 @@ def picture_batch(
         model: A module with a vision tower, of `load_model`, `from_hf` or `from_config`.
         prompts: Token ids with a placeholder for each picture, and the pictures, of each sequence.
         settings: The contents of preprocessor_config.json.
-        length: Tokens of every sequence; None: as many as the longest has.
+        length: Padded length in tokens; None: that of the longest sequence.
 
     Returns:
         A batch in which each placeholder has become as many tokens as there are embeddings.

@@ -1,4 +1,4 @@
-"""Where `start_profile()` writes its trace.
+"""Folder for the traces of `start_profile()`.
 
 In: an engine's profiler_config and a prefix. Out: a folder. Must not know what is recorded.
 """

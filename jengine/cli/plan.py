@@ -140,7 +140,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) ->
 
 
 def devices_of(arguments: argparse.Namespace) -> tuple[Accelerator, DeviceLayout]:
-    """The kind of device, and how many there are of it."""
+    """Kind and number of devices."""
     node = {name: getattr(arguments, name) for name in ("cores", "nodes", "node_gb")}
     given = ", ".join(
         f"--{name.replace('_', '-')}" for name, one in node.items() if one is not None

@@ -4,7 +4,7 @@ In: content keys and bytes. Out: the same, later or in another engine. Must not 
 texts, plans or arrays on devices.
 
 Blocks are found by content in every tier. With `kv_offloading_size` every published block is saved
-to a slot in host memory; a connector writes it on from there, for example to files that survive
+to a slot in host memory, from where a connector writes it, for example to files that survive
 restarts. Blocks that a waiting request lacks on the device are loaded before it is admitted:
 
     scheduler: connector's half ──► Plan.transfers, Plan.forks ──► every worker: connector's half
@@ -27,8 +27,8 @@ last stage, and before a load the plans in the stages are drained: they may stil
 were freed meanwhile. Blocks and slots stay pinned until the plan of their copy is committed
 (`scheduler/tiered_transfers.py`, `runner/transfers`).
 
-A connector has two halves: the scheduler's tells what is available, the worker's reads and writes
-in threads. A failed fetch is a cache miss. In a mesh of several processes each stores its shard of
+A connector has two halves: the scheduler's looks blocks up, the worker's reads and writes them in
+threads. A failed fetch is a cache miss. In a mesh of several processes each stores its shard of
 a block under a name that tells which part it is (`runner/transfers/block_shards.py`), so meshes
 with equal shards share them; a block counts as stored when all shards are, and a fetch as ended
 when it has in every process (`executor/multihost/executors.py`). Block hashes are equal in every

@@ -167,7 +167,7 @@ class EventPublisher:
                 logger.warning("KV events are dropped, as too many wait to be published.")
 
     def close(self) -> None:
-        """Publish what is queued and end the thread."""
+        """Publish queued events and end the thread."""
         self._queue.put(None)
         self._thread.join()
         self._context.destroy(linger=200)

@@ -25,8 +25,8 @@ class SchedulerHalf(Protocol):
     """Called by the scheduler's thread between steps, so no method may block."""
 
     def source(self, wire: WireRequest) -> str | None:
-        """Where to look for this request's blocks, passed to `holds` and `read`. None: nowhere; "":
-        the same place for every request."""
+        """Source of this request's blocks, passed to `holds` and `read`. None: none; "": not
+        request-specific."""
         ...
 
     def holds(self, key: bytes, source: str) -> bool:

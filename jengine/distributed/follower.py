@@ -230,7 +230,7 @@ class FollowingCore:
                 self._report(self.executor.report(method, arguments))
             case ReportDue():
                 if not self.channel.answers(message):
-                    # The leader compares something that this process has not come to.
+                    # The leader has started an agreement that this process has not reached yet.
                     verdict = self._agree("requests", [])
                     self._outcomes.append(RequestError(verdict.problem))
             case _:

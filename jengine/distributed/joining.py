@@ -132,7 +132,7 @@ class JoinDesk:
         self._back = tell
 
     def close(self) -> None:
-        """Close all connections, which tells joined hosts that the front end is gone."""
+        """Close all connections, by which joined hosts notice that the front end is gone."""
         self._socket.close()
 
     def _fail(self, error: BaseException) -> None:

@@ -94,7 +94,7 @@ class LeadingCore:
 
     def _told(self, deltas: list[TokenDelta]) -> list[TokenDelta]:
         """Broadcast a step's deltas to the followers and return them. Called after the step has
-        ended here: a process that gets its last delta may leave."""
+        ended here: a process may leave once it has its last delta."""
         self.channel.broadcast(StepDone(deltas, self.counts()))
         return deltas
 

@@ -49,7 +49,7 @@ ProgramSource = Callable[[], ProgramTotals]
 
 @dataclass(frozen=True)
 class CoreParts:
-    """What an EngineCore is built from."""
+    """Parts from which a process group builds its EngineCore."""
 
     runners: tuple[PlanRunner, ...]  # one per data-parallel replica
     placement: Placement

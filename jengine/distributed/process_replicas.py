@@ -183,7 +183,7 @@ SLOW = 5.0
 
 
 class CorePlacement:
-    """Chooses among the serving cores. Has no state of its own."""
+    """Chooses among the serving cores. Stateless."""
 
     def __init__(
         self,

@@ -16,8 +16,9 @@ def digests_of(wires: Iterable[WireRequest]) -> list[tuple[str, bytes]]:
 
 
 def encoded(wire: WireRequest) -> bytes:
-    """Encode a request without what the leader assigns: id, arrival time, and any seed the user did
-    not set. Those differ if a process has refused a request that another numbered."""
+    """Encode a request without what the leader assigns: id, arrival time, and a seed that the user
+    did not set. These differ between processes if only one of them has refused an earlier
+    request."""
     sampling = wire.sampling
     if wire.drawn_seed:
         sampling = msgspec.structs.replace(sampling, seed=0)

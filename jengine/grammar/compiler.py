@@ -49,8 +49,7 @@ class Compilation:
         return self.began is not None
 
     def listen(self, tell: Callable[[], None]) -> None:
-        """Call back when compiling starts and when it ends; at once for what has happened
-        already."""
+        """Call back when compiling starts and when it ends; immediately for past events."""
         assert self.future is not None, "made by begin"
         self.listeners.append(tell)
         self.future.add_done_callback(lambda _: tell())

@@ -69,8 +69,8 @@ class GrammarRows:
         """Drafts that a row may run, at most `most`: tokens forced by its grammar, else drafts up
         to the first rejected or final one.
 
-        `next_drafts` None: those the device made in the row's last step, which it runs whatever is
-        forced.
+        `next_drafts` None: use the drafts that the device made in the row's last step, even if
+        tokens are forced.
         """
         masked = self._rows.get(row)
         if masked is None:

@@ -59,7 +59,7 @@ class SharedTokenizer:
         self._listener: Callable[[], None] | None = None
 
     def tell(self, data: TokenizerData) -> None:
-        """Receive a front's tokenizer."""
+        """Receive a front end's tokenizer."""
         with self._lock:
             listener = None if self._data else self._listener
             self._data = self._data or data
@@ -76,7 +76,7 @@ class SharedTokenizer:
 
     @property
     def data(self) -> TokenizerData:
-        """The tokenizer, which fronts send before any request with a grammar. Raises
+        """The tokenizer, which front ends send before any request with a grammar. Raises
         UnsupportedFeature."""
         if self._data is None:
             raise UnsupportedFeature(f"{NAME}: no front of this core has told its tokenizer.")

@@ -1,11 +1,12 @@
 """Images and videos in prompts: opened, resized and cut into patches, on the host, without torch.
 
-In: pictures as users give them. Out: the spans of a prompt. Must not know engines or devices.
+In: images and videos as users give them. Out: the spans of a prompt. Must not know engines or
+devices.
 
-An image is a span of prompt tokens whose embeddings come from an encoder. The front cuts it into
-patches, and expands its placeholder to as many tokens as it has embeddings. The scheduler assigns
-each image rows of an array on the device, by content digest (`scheduler/encoder_cache.py`): a
-cached image is not encoded again, a request whose images do not fit waits at a gate, and rows can
+An image is a span of prompt tokens whose embeddings come from an encoder. The front end cuts it
+into patches, and expands its placeholder to as many tokens as it has embeddings. The scheduler
+assigns each image rows of an array on the device, by content digest (`scheduler/encoder_cache.py`):
+a cached image is not encoded again, a request whose images do not fit waits at a gate, and rows can
 be evicted once the tokens are computed. Digests are part of prefix hashes. A plan carries new
 images; the runner queues the encoder's programs, which have their own ladder of patch counts,
 before the step. The step gathers embeddings by an index per token, so a prefill chunk may end
@@ -19,11 +20,11 @@ the least loaded, and embeddings are all-gathered once at the end of a run
 `limit_mm_per_prompt` allows no images.
 
 Where the tokens of an image attend to each other (Gemma 3 and 4), a single step runs all of them:
-chunks end beside such images, and attention to later tokens is merged with that over the cache by
-log-sum-exp (`runner/step/image_attention.py`). A video is a sequence of frames, two per patch
-(`media/videos.py`): one span whose positions grow with time, or one span per frame where timestamps
-in the text separate them (Qwen3-VL). An image with pan-and-scan crops has several spans too
-(`media/pan_and_scan.py`); the text before it is tokenized together with the user's.
+prefill chunks do not cut such images, and attention to later tokens is merged with that over the
+cache by log-sum-exp (`runner/step/image_attention.py`). A video is a sequence of frames, two per
+patch (`media/videos.py`): one span whose positions grow with time, or one span per frame where
+timestamps in the text separate them (Qwen3-VL). An image with pan-and-scan crops has several spans
+too (`media/pan_and_scan.py`); the text before it is tokenized together with the user's.
 
 Untrusted files are decoded in separate processes with limits of memory and time (`confined`).
 Special tokens of media in users' texts are plain text: chat templates see marks in their place

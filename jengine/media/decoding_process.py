@@ -21,9 +21,7 @@ from jengine.media.patch_layout import PicturePart
 SECONDS = 10.0
 MOST_PROCESSES = 4
 PROGRAM = "jengine.media.decode_pictures"
-LENGTH: Final = struct.Struct(
-    "<Q"
-)  # of what is asked or answered, before the bytes that belong to it
+LENGTH: Final = struct.Struct("<Q")  # length of the head, before head and payload
 NAME = "\0"  # placeholder of the picture's name in errors
 
 

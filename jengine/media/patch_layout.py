@@ -31,7 +31,7 @@ class PicturePart(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class PlaceholderLayout:
-    """Tokens that replace a placeholder, and the parts that its patches come from."""
+    """Tokens that replace a placeholder, and the image parts that its patches are cut from."""
 
     scaling: Scaling
     parts: tuple[PicturePart, ...]

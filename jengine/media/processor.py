@@ -116,7 +116,8 @@ class MediaProcessor:
         return len(ids) - len(more)
 
     def opened(self, parts: Mapping[str, Sequence[tuple[Any, str]]]) -> dict[str, list[Any]]:
-        """Fetch media of chat messages by kind. `parts`: what was given, and where."""
+        """Fetch media of chat messages by kind. `parts`: (given, where) of each item, `where` for
+        errors."""
         for kind, several in parts.items():
             self.check_count(len(several), kind)
         files = RequestFiles(self._sources, self.items.decoders)

@@ -112,7 +112,7 @@ class Exporter:
             yield self._histogram(metric, found)
 
     def _of_the_front(self) -> Iterable[Metric]:
-        """Metrics of the front itself, without an engine label."""
+        """Metrics of the front end itself, without an engine label."""
         stats, model = self._stats, self._facts.model_name
         rejections = CounterMetricFamily(
             self._name("admission_rejections"),

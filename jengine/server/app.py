@@ -278,7 +278,7 @@ _ACCESS = {endpoint.path: endpoint.access for endpoint in ENDPOINTS}
 
 
 async def answered(service: Service, endpoint: Endpoint, http: Request) -> Response:
-    """The response of an endpoint; what it raises becomes an error response."""
+    """Run an endpoint's handler; exceptions become error responses."""
     http.state.handler = endpoint.path
     http.state.text_limits = service.text_limits
     try:

@@ -40,7 +40,7 @@ class ServerSettings:
     # --- what it serves --------------------------------------------------------------------
     served_model_name: tuple[str, ...] = ()  # none: the model as it was given
     lora_modules: tuple[str, ...] = ()  # adapters: NAME=FOLDER, or JSON
-    lora_dirs: tuple[str, ...] = ()  # where others may be loaded from; none: beside lora_modules
+    lora_dirs: tuple[str, ...] = ()  # folders of loadable adapters; none: beside lora_modules
     trust_request_chat_template: bool = False
     default_chat_template_kwargs: Mapping[str, Any] | None = None
     chat_template_content_format: Literal["auto", "string", "openai"] = "auto"

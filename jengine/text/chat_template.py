@@ -80,7 +80,8 @@ def is_reserved(variable: str) -> bool:
 def template_reads(
     tokenizer: Tokenizer, chat_template: str | None, tools: Sequence[Mapping[str, Any]] | None
 ) -> TemplateReads:
-    """What the template chosen by `render_chat` reads, by static analysis."""
+    """Variables and features read by the template that `render_chat` would choose, by static
+    analysis."""
     template = _choose_template(tokenizer, chat_template, _checked_tools(tools))
     variables = _read_template(template).variables
     developer = any(f"{quote}developer{quote}" in template for quote in "'\"")
@@ -262,7 +263,7 @@ def _fit_content(
     content = message.get("content")
     takes_parts = facts.loops_over_content if wanted == "auto" else wanted == "openai"
     takes_strings = wanted == "string" or not takes_parts or facts.tests_for_string
-    if content is None:  # beside tool calls; templates concatenate it
+    if content is None:  # with tool calls; templates concatenate it
         return {**message, "content": "" if takes_strings else []}
     if isinstance(content, list | tuple):
         parts = [_as_text_part(part) for part in content]

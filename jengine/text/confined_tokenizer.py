@@ -1,6 +1,6 @@
 """Tokenizes in killable processes, for texts that would block others here.
 
-In: untrusted texts and conversations. Out: what `Tokenizer` returns, or RequestError when the
+In: untrusted texts and conversations. Out: the results of `Tokenizer`, or RequestError if the
 deadline or memory limit is exceeded. Each process has its own tokenizer.
 """
 

@@ -46,7 +46,7 @@ class Markers:
 
 @final
 class TextReader:
-    """Unconsumed text. `ended`: no more will come."""
+    """Unconsumed text. `ended`: no more will arrive."""
 
     def __init__(self) -> None:
         self._text = ""

@@ -31,8 +31,8 @@ class Transcript:
       last token is an EOS or stop token). True: a stop string ended it, so abort the request in the
       engine. Deltas after the end are dropped.
     - `finish(finish_reason, stop_reason=None)` ends it from outside (abort, error).
-    - `visible_text()` is the text that may be shown, `take_delta()` what is new of text and token
-      ids. Both are complete once `finished`.
+    - `visible_text()` is the text that may be shown, `take_delta()` the new text and token ids
+      since the last call. Both are complete once `finished`.
     - `token_ids` includes the EOS or stop token, but nothing after the token that completed a stop
       string: cut logprobs to its length.
     """

@@ -54,7 +54,7 @@ class Connection:
         return memoryview(frames.receive(self._socket, self._wait)[1])
 
     def close_sending(self) -> None:
-        """Close the sending half; what the other side sent can still be read."""
+        """Close the sending half; data from the other side can still be read."""
         with contextlib.suppress(OSError):  # already closed
             self._socket.shutdown(socket.SHUT_WR)
 
@@ -90,8 +90,7 @@ class Listener:
             self._known.get()[1].close()
 
     def accept(self, seconds: float) -> tuple[int, Connection]:
-        """The next process that knows the secret: its rank, and the connection. TimeoutError if
-        none comes."""
+        """Return rank and connection of the next authenticated caller. Raises TimeoutError."""
         end = time.monotonic() + seconds
         while self._known.empty():
             if time.monotonic() >= end:  # also while other callers keep coming

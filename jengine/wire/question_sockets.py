@@ -47,7 +47,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
-    """Header of a reply: followed by its bytes, or alone with the problem."""
+    """Header of a reply: followed by its payload, or alone with the problem."""
 
     number: int
     problem: str = ""

@@ -120,7 +120,7 @@ class SocketLoop:
             events = dict(poller.poll())
             if self._read_end in events:
                 os.read(self._read_end, 4096)
-                self._awake = False  # before sending: what is queued from here on wakes it again
+                self._awake = False  # before sending, so that later messages wake it again
             if self._socket in events:
                 self._read_some()
             closing = self._closing
@@ -150,7 +150,7 @@ class SocketLoop:
 
     def _note_loss(self) -> None:
         assert self._monitor is not None and self._lost is not None
-        self._read_some()  # what was sent before the end
+        self._read_some()  # messages sent before the disconnect
         while self._monitor.poll(0):
             recv_monitor_message(self._monitor, zmq.NOBLOCK)
             self._lost()

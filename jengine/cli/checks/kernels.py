@@ -30,7 +30,7 @@ def check() -> list[Finding]:
 
 
 def described(problem: str | None, seconds: float) -> Finding:
-    """The kernels' compiler and instruction set, or what XLA falls back to without them."""
+    """Compiler and instruction set of the CPU kernels, or that XLA is used without them."""
     if problem is None:
         how = f"compiled in {seconds:.0f} s" if seconds > COMPILED else "compiled earlier"
         return Finding("OK", "kernels", f"matmuls and attention run on kernels for this CPU's "

@@ -37,7 +37,7 @@ GLANCE = 0.05
 
 
 class ApiJob(msgspec.Struct, frozen=True):
-    """What an API process reads from standard input at startup."""
+    """Job of an API process, read from standard input at startup."""
 
     index: int
     folder: str  # shared by the server's processes

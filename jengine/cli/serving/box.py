@@ -1,4 +1,4 @@
-"""The startup box of `jengine serve`: what is served, where, and limits."""
+"""The startup box of `jengine serve`: models, URLs and limits."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ async def get_batch(service: Service, http: Request) -> Response:
 
 
 async def cancel_batch(service: Service, http: Request) -> Response:
-    """POST /v1/batches/{batch_id}/cancel: what is done stays."""
+    """POST /v1/batches/{batch_id}/cancel: results so far are kept."""
     batch = known_batch(http)
     if batch.is_over:
         raise ApiError(409, f"The batch is {batch.status} and cannot be cancelled.")

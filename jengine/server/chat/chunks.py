@@ -19,7 +19,7 @@ from jengine.server.version import FINGERPRINT
 
 
 class ChatProgress:
-    """Stream state of one choice: what has been sent already."""
+    """Stream state of one choice."""
 
     def __init__(self, answer: ChatAnswer) -> None:
         self.answer = answer

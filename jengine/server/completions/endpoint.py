@@ -113,7 +113,7 @@ class CompletionJob:
 
 
 class CompletionProgress:
-    """Stream state of one choice: what has been sent already."""
+    """Stream state of one choice."""
 
     def __init__(self) -> None:
         self.begun = False

@@ -41,7 +41,7 @@ class CompletionResponse(msgspec.Struct, kw_only=True):
 
 
 class ChunkChoice(msgspec.Struct, kw_only=True):
-    """What is new in one completion."""
+    """Delta of one completion."""
 
     index: int
     text: str

@@ -113,9 +113,12 @@ class LogprobFormat:
     def chat(
         self, token_ids: Sequence[int], tables: Sequence[Table], count: int | None
     ) -> ChatLogprobs:
-        """Format a message's tokens, each with at most `count` tokens of its table (-1 or None:
-        all). As in vLLM the token itself is always the first; if it is not in the top `count`, it
-        replaces the last of them."""
+        """Format a message's tokens, each with the first `count` entries of its table (-1 or None:
+        all).
+
+        As in vLLM the token itself comes first; if it is not in the top `count`, the last of these
+        is left out.
+        """
         return ChatLogprobs(
             [
                 self._chat_token(token, table, count)

@@ -20,7 +20,7 @@ from jengine.server.http.root_path import route_path
 
 
 class Access(Enum):
-    """Who may call a route."""
+    """Access level of a route."""
 
     PUBLIC = "anyone"
     KEY = "who has the API key, if one is set"

@@ -19,7 +19,7 @@ REFERENCE = "#/components/schemas/{name}"
 
 
 class Described(Protocol):
-    """What the OpenAPI document needs of a route."""
+    """Fields of a route that the OpenAPI document needs."""
 
     @property
     def method(self) -> str: ...

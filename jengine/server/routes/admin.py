@@ -111,7 +111,7 @@ async def sleep(service: Service, http: Request) -> Response:
 
 
 async def wake_up(service: Service, http: Request) -> Response:
-    """Restore what sleeps, or only ?tags=; stepping resumes once all is awake."""
+    """Restore sleeping memory, or only that of ?tags=; stepping resumes once all is awake."""
     tags = http.query_params.getlist("tags") or None
     awake = await everywhere.wake_up(service, tags)
     return json_response(Woken("awake" if awake else "sleeping", tags))

@@ -104,7 +104,8 @@ async def sleep(service: Service, order: SleepOrder) -> None:
 
 
 async def wake_up(service: Service, tags: Sequence[str] | None) -> bool:
-    """Restore what `tags` name. Returns whether everything is awake; then stepping resumes."""
+    """Restore the memory that `tags` name. Returns whether everything is awake; then stepping
+    resumes."""
     awake = await asyncio.to_thread(service.live.front.client.ask, waking(tags))
     if awake:
         await resume(service)

@@ -69,7 +69,7 @@ class EndpointJob(Protocol):
     request_id: str
     stream: bool
     places: int  # completions, over all prompts
-    stream_end: bytes  # what a stream ends with
+    stream_end: bytes  # end of a stream
 
     async def prepare(self) -> Prepared:
         """Render and tokenize the prompts."""

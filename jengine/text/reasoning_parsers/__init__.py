@@ -39,9 +39,9 @@ class Marks(NamedTuple):
 class ReasoningFormat(NamedTuple):
     """How a model family marks reasoning.
 
-    `end(prompt)`: text that ends the reasoning of an answer, after which a grammar begins; None if
-    the answer may have no reasoning. `marks`: the delimiters, where reasoning is simply what is
-    between them.
+    `end(prompt)`: text that ends the reasoning of an answer, after which a grammar starts; None if
+    the answer may have no reasoning. `marks`: the delimiters, for formats where reasoning is the
+    text between them.
     """
 
     parse: ParseReasoning

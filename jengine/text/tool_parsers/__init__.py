@@ -29,9 +29,9 @@ ParseTools = Callable[[TextReader, Calls], Parsing[ChatPart, None]]
 class ToolFormat(NamedTuple):
     """How a model family writes tool calls.
 
-    `marks`: what is written around calls, where that is no special token of every tokenizer.
-    `new_id`: makes ids in the form that its chat templates accept. `with_reasoning`: the reasoning
-    parser that this parser includes.
+    `marks`: delimiters of calls that some tokenizers have no special token for. `new_id`: makes ids
+    in the form that the chat templates accept. `with_reasoning`: the reasoning parser that this
+    parser includes.
     """
 
     parse: ParseTools

@@ -1,7 +1,7 @@
 """Types untyped arguments by the request's JSON schema.
 
 In: an argument's raw text and schema. Out: JSON. Schemas come from users: any form is accepted, and
-what is not understood means string.
+unknown forms mean string.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ALIASES = {
 
 
 def schema_types(schema: object) -> frozenset[str]:
-    """Type names that the schema allows; string if it says none."""
+    """Type names that the schema allows; string if it names none."""
     found: set[str] = set()
     waiting = [schema]
     seen = 0

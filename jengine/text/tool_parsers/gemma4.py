@@ -3,7 +3,7 @@
     <|tool_call>call:get_weather{city:<|"|>Oslo<|"|>,days:3,units:[<|"|>C<|"|>]}<tool_call|>
 
 Keys and values are unquoted, strings are between marks. Unmarked values get the schema's types, or
-what JSON would take them for. The closing mark ends a call wherever it occurs and closes open
+JSON's. The closing mark ends a call wherever it occurs and closes open
 containers.
 """
 

@@ -23,7 +23,7 @@ _ESCAPE = re.compile(
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _MAX_NUMBER = 400  # characters; longer ones are no doubles, and slow to convert
 _WORDS = {"True": "true", "False": "false", "None": "null"}
-_WORDS |= {word: word for word in _WORDS.values()}  # as models write them that think of JSON
+_WORDS |= {word: word for word in _WORDS.values()}  # JSON's spellings, which models write too
 _SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a"}
 _SIMPLE |= {"\\": "\\", "'": "'", '"': '"', "\n": ""}
 _CLOSERS = {"[": "]", "(": ")", "{": "}"}
@@ -81,7 +81,7 @@ def _next_after_space(reader: TextReader, value: PythonValue) -> Parsing[Part, s
 def _begin_item(
     reader: TextReader, value: PythonValue, container: _Container
 ) -> Parsing[Part, bool]:
-    """Translate what precedes an item: comma, and a dict's key."""
+    """Translate the start of an item: comma, and a dict's key."""
     if container.has_items:
         value.json.append(", ")
     container.has_items = True

@@ -55,7 +55,7 @@ BLOOM = " ?[^(\\s|[.,!?…。，、।۔،])]+"
 
 
 def split(pattern: str) -> Step:
-    """Split at matches, which stand alone."""
+    """Isolate matches."""
     return lambda: pre_tokenizers.Split(Regex(pattern), "isolated")
 
 
