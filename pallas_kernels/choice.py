@@ -120,7 +120,7 @@ def cpu_problem() -> str | None:
     return importlib.import_module("pallas_kernels.cpu.library").problem()
 
 
-# What each implementation needs before its module can be used.
+# Per implementation: why it cannot be used here, or None.
 PROBLEMS: Mapping[str, Callable[[], str | None]] = {
     "triton": missing_for_triton,
     "cpu": cpu_problem,

@@ -83,7 +83,7 @@ def device_problem(capability: int) -> str | None:
     if found is None or ptx_of_cuda(found[1]) >= known.ptx:
         return None
     cuda = CUDA_OF_PTX[known.ptx]
-    # A release of CUDA 13 comes with the other extra.
+    # CUDA 13 needs the other extra.
     package = found[0] if known.ptx < ptx_of_cuda("13.0") else next(iter(ASSEMBLERS))
     return (
         f"compute capability {capability / 10:.1f} needs CUDA {cuda} or newer, and {found[0]} "

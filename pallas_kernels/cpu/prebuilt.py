@@ -26,7 +26,7 @@ class Build(NamedTuple):
 
     name: str
     machine: str
-    processor: str  # what the cross-compiler calls the least such processor
+    processor: str  # the cross-compiler's name of the minimum processor
     needs: frozenset[str] = frozenset()
 
 

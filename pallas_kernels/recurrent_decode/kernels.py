@@ -15,7 +15,7 @@ def delta_heads(
     states_ptr,  # f32[layers, UNITS, HEADS, SHARE, KEY, VALUE], written in place
     layer_ptr,  # i32[1]
     reads_ptr,  # i32[rows]; negative: the state is zero
-    writes_ptr,  # i32[rows]; no unit: there is no token
+    writes_ptr,  # i32[rows]; out of range: padding row
     qkv_ptr,  # [rows, HEADS, 2 * KEY + SHARE * VALUE]
     dt_ptr,  # [rows, HEADS, SHARE]
     beta_ptr,  # [rows, HEADS, SHARE]
@@ -79,7 +79,7 @@ def state_space_heads(
     states_ptr,  # f32[layers, UNITS, HEADS, DIM, SIZE], written in place
     layer_ptr,  # i32[1]
     reads_ptr,  # i32[rows]; negative: the state is zero
-    writes_ptr,  # i32[rows]; no unit: there is no token
+    writes_ptr,  # i32[rows]; out of range: padding row
     x_ptr,  # [rows, HEADS, DIM]
     keys_ptr,  # [rows, 2, GROUPS, SIZE]
     groups_ptr,  # i32[HEADS]

@@ -1,6 +1,6 @@
 """Ends this process from any thread, even while its main thread hangs in a collective.
 
-JAX cannot give up a collective whose other side is gone, so leaving is the only way not to hang.
+A JAX collective whose peer is gone never returns, so exiting is the only way out.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def _gather(
                 found[rank] = connection
                 hosts[rank] = client.key_value_try_get(f"{key}/host/{rank}")
         finally:
-            client.key_value_delete(key)  # and what is below it
+            client.key_value_delete(key)  # deletes the keys below it too
     return found, hosts
 
 

@@ -37,7 +37,7 @@ ENTRIES, KERNELS = "entries/", "kernels/"
 FORMAT = 1
 # File names in the cache are a function's name and a hash, without a path separator.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.<>-]{0,250}")
-# A library is named after what it was made from and by.
+# As named by `pallas_kernels.cpu.compiler.library_name`.
 LIBRARY = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.so")
 MOST_MANIFEST_BYTES = 2**24
 

@@ -40,7 +40,7 @@ class BlockDemand:
 
 
 def free_on_each(devices: Sequence[jax.Device]) -> int:
-    """Least free bytes on these devices, counting what the engine would leave unused."""
+    """Bytes that one array may take on each of these devices, whatever share the engine has."""
     return _least(list(map(free_bytes, devices)), devices)
 
 

@@ -172,8 +172,8 @@ def within_each(widths: np.ndarray) -> np.ndarray:
 def known_starts(plan: Plan, rows: Rows, shapes: StepShapes) -> np.ndarray:
     """i32[entries]: first position per entry, -1 where only the device knows it.
 
-    That holds for decodes, but for those of rows that the plan itself starts. In a pipeline plans
-    carry every position, since a stage runs when the row may have moved on.
+    -1 for decodes, except of rows that this plan starts. Pipelines pack every position, since later
+    plans may have advanced the row before a stage runs.
     """
     starts = plan.entries.starts.copy()
     if not shapes.packed_tables:

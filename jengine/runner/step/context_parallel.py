@@ -31,7 +31,7 @@ class ContextShards:
         self.ways = placement.ways(TOKENS)
         rows, tiles = bucket.decode_rows, shapes.num_tiles(bucket)
         assert rows % self.ways == tiles % self.ways == 0, f"{bucket} over {self.ways} devices"
-        # What a device runs.
+        # One device's bucket.
         self.bucket = replace(
             bucket,
             decode_rows=rows // self.ways,
