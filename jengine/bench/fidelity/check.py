@@ -29,6 +29,8 @@ from jengine.bench.fidelity.implementations import COMPILED_ONCE, Implementation
 from jengine.bench.fidelity.transformers_process import Transformers
 from jengine.bench.fidelity.variations import Settings
 from jengine.config import ExpertsConfig
+from jengine.errors import ConfigError
+from jengine.models.importing.meanings import MEANINGS, PLAIN_MEANING
 from jengine.weights.folder import read_model_config
 
 PROMPT, BLOCK, CHUNK = 40, 16, 64
@@ -67,6 +69,7 @@ def check(theirs: Transformers, family: str, number: int, how: Implementation) -
         prompts = prompts_of(number)
         experts = experts_of(folder) if how.rounding and family in FAMILIES else {}
         answers = answered(folder, prompts, how, returns_experts=bool(experts))
+        refuse_padding(family, answers)
         texts = [prompt + one.tokens for prompt, one in zip(prompts, answers, strict=True)]
         if routed := beside_routes(theirs, folder, texts, answers, experts, how):
             return routed
@@ -83,6 +86,15 @@ def drawn_of(theirs: Transformers, family: str, number: int) -> Settings:
     if family in FAMILIES:
         return drawn(family, number)
     return drawn_generic(family, theirs.config(family, {}), number)
+
+
+def refuse_padding(family: str, answers: Sequence[GreedyAnswer]) -> None:
+    """Raise ConfigError if an answer has the token that RoBERTa's positions leave out of the count:
+    behind it transformers differs from itself, since it counts the token once its keys are
+    cached."""
+    padding = MEANINGS.get(family, PLAIN_MEANING).fixed.get("pad_token_id")
+    if any(padding in one.tokens for one in answers):
+        raise ConfigError(f"an answer has the padding token, {padding}. Draw another number.")
 
 
 def prompts_of(number: int) -> list[list[int]]:
