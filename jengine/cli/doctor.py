@@ -85,7 +85,7 @@ def check_machine(subject: str) -> list[Finding]:
 
 
 def check_architecture(name: str) -> Finding:
-    """Whether kernels compile for a GPU that need not be present."""
+    """Finding on compiling kernels for a GPU that need not be present."""
     try:
         return importlib.import_module("jengine.cli.checks.gpus").check_for(name)
     except ImportError as error:

@@ -98,7 +98,8 @@ class JoinDesk:
         seconds: float,
         check: Callable[[], None] = lambda: None,
     ) -> list[str]:
-        """Return the addresses of all ranks, by rank. Raises ConfigError on timeout.
+        """Return the addresses of all ranks, by rank. Raises ConfigError on timeout, EngineDead if
+        the socket has failed.
 
         `check` is called periodically, and may raise to abort the wait.
         """

@@ -137,8 +137,8 @@ class GrammarCompiler:
         return found
 
     def compiled(self, spec: GrammarSpec) -> LLMatcher | None:
-        """Wait for a compiled grammar. Raises RequestError if it is invalid or too slow,
-        CapacityError if the queue is."""
+        """Wait for a compiled grammar. Raises RequestError if it is invalid or slow to compile,
+        CapacityError if the queue is slow."""
         found, end = self.begin(spec), time.monotonic() + PATIENCE
         while not found.wait(0.1 if found.began is None else DEADLINE):
             if found.began is None and time.monotonic() > end:

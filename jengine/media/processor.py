@@ -141,7 +141,8 @@ class MediaProcessor:
         return checked_options(options, self.vision.family)
 
     def _given(self, data: Any) -> dict[MediaKind, list[Any]]:
-        """Items by kind. Raises RequestError for kinds the model does not take."""
+        """Items by kind. Raises RequestError or UnsupportedFeature for kinds the model does not
+        take."""
         if not isinstance(data, Mapping):
             raise RequestError(
                 f"multi_modal_data is a {type(data).__name__}; expected {{'image': ...}}."

@@ -76,7 +76,7 @@ def size_of_all(frames: Sequence[Picture], what: str) -> tuple[int, int]:
 
 
 def seconds_of(count: int, facts: Mapping[str, Any], fps: Any, what: str) -> tuple[float, ...]:
-    """Time of each frame. Raises RequestError."""
+    """Time of each frame. Raises RequestError, or UnsupportedFeature for frame sampling."""
     for name in facts:
         if name not in FACTS:
             raise RequestError(

@@ -56,7 +56,7 @@ AS_USUAL = Tokenization()
 
 
 def checked_tokenization(given: Mapping[str, Any] | None) -> Tokenization:
-    """Validate `tokenization_kwargs`. Raises RequestError."""
+    """Validate `tokenization_kwargs`. Raises RequestError, or UnsupportedFeature for padding."""
     if given is None:
         return AS_USUAL
     if not isinstance(given, Mapping):

@@ -49,7 +49,8 @@ def check() -> list[Finding]:
 
 
 def check_for(architecture: str) -> Finding:
-    """Whether kernels compile for a GPU such as `sm_120` or `12.0`, which need not be present."""
+    """Finding on compiling kernels for a GPU such as `sm_120` or `12.0`, which need not be
+    present."""
     digits = re.sub(r"\D", "", architecture)
     if not digits:
         known = ", ".join(f"sm_{one}" for one in DEVICES)
@@ -92,7 +93,7 @@ def tried_devices() -> list[dict[str, Any]] | str:
 
 
 def kernels(tried: list[dict[str, Any]] | str) -> Iterator[Finding]:
-    """Whether kernels compile for each GPU and run on it."""
+    """Findings on compiling kernels for each GPU and running them on it."""
     if isinstance(tried, str):
         yield Finding("problem", SUBJECT, f"the process that tries the GPUs ended: {tried}")
         return
@@ -110,7 +111,7 @@ def kernels(tried: list[dict[str, Any]] | str) -> Iterator[Finding]:
 
 
 def compiles(name: str, capability: int) -> Finding:
-    """Whether a small kernel compiles for a GPU."""
+    """Finding on compiling a small kernel for a GPU."""
     if problem := missing_for_triton() or compile_problem(capability):
         return Finding("problem", SUBJECT, f"{name}: {problem}")
     text = f"{name}: kernels compile, to PTX {ptx_version(capability) / 10:.1f}"
@@ -135,7 +136,7 @@ def p2p_table() -> str | None:
 
 
 def peers(table: str | None) -> Iterator[Finding]:
-    """Whether GPUs can read each other's memory."""
+    """Finding on whether GPUs can read each other's memory."""
     if table is None:
         text = f"nvidia-smi topo had not ended after {SMI_SECONDS} seconds: the driver hangs"
         yield Finding("problem", SUBJECT, text)
