@@ -196,7 +196,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
     running: int = 0
     waiting: int = 0
-    deferred: int = 0  # of these: held back by a gate while others are admitted
+    deferred: int = 0  # of the waiting: held back by a gate while others are admitted
     preemptions: int = 0
     cache_usage: float = 0.0
     prefix_queries: int = 0

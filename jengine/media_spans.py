@@ -22,7 +22,7 @@ class MediaSpan(msgspec.Struct, frozen=True, array_like=True):
     the prompt."""
 
     offset: int  # of the first token
-    length: int  # tokens; beside a prompt, positions of the encoder's output
+    length: int  # tokens; for audio and encoder text, positions of the encoder's output
     key: str  # digest of everything that the embeddings depend on
     kind: MediaKind
     grid: tuple[int, int, int]  # frames, rows and columns of patches

@@ -198,7 +198,7 @@ class RequestOutput:
         return request_html(self)
 
 
-if not TYPE_CHECKING:  # a checker would take every name for a name of this module
+if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
 
     def __getattr__(name: str) -> Any:
         raise missing_name(__name__, name, is_package=False)

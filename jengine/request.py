@@ -122,7 +122,7 @@ class Request:
         self.status = WAITING
         self.row = -1
         self.sampler_row = 0  # 1 + its index in the sampler's pool, while it runs and needs one
-        self.adapter_slot = 0  # adapter slot, while it runs and needs one
+        self.adapter_slot = 0  # while it runs and needs one; 0: none
         self.token_ids = prompt.tokens
         self.prompt_length = len(wire.prompt_token_ids)
         self.num_computed = 0
@@ -135,7 +135,7 @@ class Request:
         self.records: Any = None  # per-token results, see kvcache.token_records
         self.num_preemptions = 0
         self.num_cached_tokens = -1
-        self.num_external_tokens = -1  # of host memory or a connector; -1: not looked up
+        self.num_external_tokens = -1  # in host memory or a connector; -1: not looked up
         self.weights_version = prompt.weights_version
         # Computed tokens whose steps have been committed.
         self.num_processed = 0

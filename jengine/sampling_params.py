@@ -297,7 +297,7 @@ ROW_PARAMETERS = tuple(given_on(PARAMETERS, Given.ROW))
 NEUTRAL = {name: one.default for name, one in PARAMETERS.items() if one.adjusts}
 
 
-if not TYPE_CHECKING:  # a checker would take every name for a name of this module
+if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
 
     def __getattr__(name: str) -> Any:
         raise missing_name(__name__, name, is_package=False)

@@ -96,7 +96,7 @@ class Answering:
         try:
             return [output for batch in batches for output in self.complete(batch, use_tqdm)]
         finally:
-            for batch in batches:  # Ctrl-C ends them all
+            for batch in batches:  # after Ctrl-C, aborts all of them
                 self.batches.discard(batch)
 
     def _submit(

@@ -102,7 +102,7 @@ class AsyncRequests:
             if mode == "abort":
                 for answer in self._session.open_answers:
                     self._session.abort(answer.request_id)
-            self.resume()  # paused before with requests kept: these end or finish now
+            self.resume()  # if paused with requests kept: these end or finish now
             self.finish_all()
             self._stop_steps(refusal)
 

@@ -67,7 +67,7 @@ class BaseLLM:
     def __repr__(self) -> str:
         return engine_summary(self, self._front.living)
 
-    if not TYPE_CHECKING:  # a checker would take every name for an attribute
+    if not TYPE_CHECKING:  # hidden from type checkers, which would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
             raise missing_attribute(type(self).__name__, name)

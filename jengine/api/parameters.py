@@ -43,7 +43,7 @@ def update_params(
             values = given_parameters(model, declared, given, places)
         else:
             values = mapped_parameters(model, declared, given, mapping, places)
-    del given  # copies on the host
+    del given  # frees copies in host memory
     session = engine.session
     with session.closed_to_new():
         if on_inflight == "finish":

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Python's own exit status for output that could not be written.
 OUTPUT_LOST = 120
-# Executors whose steps run in this process alone.
+# Executors that run steps in this process only.
 IN_PROCESS = ("auto", "local")
 
 

@@ -51,7 +51,7 @@ def worker_half(
 ) -> WorkerHalf | None:
     """Make this process's worker half, which stores the shard `pieces[process]`; None without a
     connector."""
-    own, shares = pieces[process], len(set(pieces))  # each piece has its share of a limit
+    own, shares = pieces[process], len(set(pieces))  # a byte limit is divided among the shards
     if settings.folder is not None:
         folder = settings.folder
         most = None if folder.most_bytes is None else folder.most_bytes // shares

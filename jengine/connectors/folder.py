@@ -66,7 +66,7 @@ class FolderIndex:
                 "one. Give a folder that the hosts of all processes share, and each the same files "
                 "of the model."
             )
-        self._valid_since = 0.0  # seconds of the epoch: older files are not used
+        self._valid_since = 0.0  # Unix time; older files are ignored
 
     def source(self, wire: WireRequest) -> str | None:
         """Return "": every request may use the folder."""
@@ -105,7 +105,7 @@ class FolderStore:
         self._folder = folder_of(root, namespace)
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        self._sizes: OrderedDict[str, int] = OrderedDict()  # the least recently used first
+        self._sizes: OrderedDict[str, int] = OrderedDict()  # least recently used first
         self._total = 0
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path, size in found_files(self._folder):
@@ -126,7 +126,7 @@ class FolderStore:
             if found[:HEADER_BYTES] != header_of(key, data):
                 self._remove(path)
                 return None
-            with contextlib.suppress(OSError):  # it belongs to another user
+            with contextlib.suppress(OSError):  # owned by another user
                 os.utime(number, ns=(time.time_ns(), os.fstat(number).st_mtime_ns))
         finally:
             os.close(number)

@@ -95,7 +95,7 @@ class PeerStore:
         self._total = 0
         self._lock = threading.Lock()
         self._asker = Asker(settings.secret, MOST_ANSWER)
-        self._silent: dict[str, float] = {}  # producer -> until when it is not asked
+        self._silent: dict[str, float] = {}  # producer -> time until which it is not asked
         self._answerer = self._serving() if settings.serves else None
 
     def read(self, key: bytes, source: str) -> memoryview | None:

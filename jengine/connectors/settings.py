@@ -56,8 +56,8 @@ FIXED = {
     "enable_permute_local_kv": (False, "a block has one layout in all engines"),
     "kv_load_failure_policy": ("recompute", "what cannot be fetched is always computed"),
 }
-MOST_SECONDS = 3600.0  # of a timeout
-MOST_GIB = 2**30  # of the host's memory
+MOST_SECONDS = 3600.0  # longest timeout
+MOST_GIB = 2**30  # of host memory
 TIER_KEYS = ("type", "root_dir", "max_bytes")
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from jengine.vllm_names import name_in_room
 
-if not TYPE_CHECKING:  # a checker would take every name for a name of this module
+if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
 
     def __getattr__(name: str) -> Any:
         return name_in_room(__name__, name)

@@ -148,7 +148,7 @@ class GrammarRows:
     def followed(self, output: StepOutput, entries: Sequence[MaskedEntry]) -> StepOutput:
         """Advance matchers by an output's tokens; rejected ones are marked in the returned
         output."""
-        refused: dict[int, int] = {}  # item -> place of the refused token
+        refused: dict[int, int] = {}  # item -> index of its rejected token
         going: list[MaskedEntry] = []
         tokens, next_drafts = output.tokens.tolist(), output.next_drafts
         for entry in entries:

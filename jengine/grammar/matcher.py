@@ -52,7 +52,7 @@ class Matcher:
         self._stops = [(one >> 5, np.uint32(1 << (one & 31))) for one in sorted(others)]
         self._begins_after = tuple(begins_after)
         self._latest: deque[int] = deque(maxlen=max(len(self._begins_after), 1))
-        self.is_terminated = False  # the answer is complete: anything may follow
+        self.is_terminated = False  # complete; any token may follow
         self.refusal: Refusal | None = None
 
     @property

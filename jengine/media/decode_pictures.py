@@ -9,7 +9,7 @@ from jengine.media.decoding_process import LENGTH, Cut, Measure, PictureSizes, d
 from jengine.media.images import opened, plain, size_of
 from jengine.media.patch_layout import cut
 
-MOST_BYTES = 2 * 2**30  # of memory
+MOST_BYTES = 2 * 2**30  # memory limit
 
 
 def answer(message: bytearray) -> tuple[Part, ...]:

@@ -7,7 +7,7 @@ from jengine.media.audio import samples_of
 from jengine.media.sound_files import read_file
 from jengine.media.sounds import NAME, RATE
 
-MOST_BYTES = 2 * 2**30  # of memory
+MOST_BYTES = 2 * 2**30  # memory limit
 
 
 def answer(message: bytearray) -> tuple[Part, ...]:

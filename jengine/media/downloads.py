@@ -60,7 +60,7 @@ class Deadline:
         try:
             with self._errand.run_by(lambda: end(sock)):
                 yield
-            self._check()  # a body without a length seems to be whole when it is cut off
+            self._check()  # a truncated body without a length looks complete
         except (OSError, http.client.HTTPException):
             self._check()
             raise

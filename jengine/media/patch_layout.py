@@ -53,7 +53,7 @@ class PlaceholderLayout:
 class MediaItem:
     """An image or video ready for the encoder."""
 
-    values: np.ndarray  # float32 [patches, numbers of a patch]
+    values: np.ndarray  # f32[patches, patch size]
     layout: PlaceholderLayout
 
 

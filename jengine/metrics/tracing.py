@@ -65,7 +65,7 @@ class Tracer:
 
     def end(self, request: EndedRequest) -> None:
         """Export the span of a finished request."""
-        # The wall clock is for display: the span's length is what the monotonic clock measured.
+        # The start is wall-clock time, for display; the duration is from the monotonic clock.
         start = int(request.metrics.arrival_time * 1e9)
         span = self._tracer.start_span(
             SPAN,

@@ -42,7 +42,7 @@ class Backend:
         self.connections = Connections(self.address, security_of(self.address))
         self.is_up = is_up
         self.leaves = False  # draining
-        self.load = 0  # pieces of open requests
+        self.load = 0  # prefix hashes of open requests
         self.num_open = 0
         self._read: OrderedDict[bytes, None] = OrderedDict()
 

@@ -235,7 +235,7 @@ async def in_daemon_thread(work: Callable[[], Any]) -> Any:
 # Large blocks then come from the heap and fragment it, so a server grows with what clients send.
 # Not for processes that run steps, which reuse large blocks.
 
-M_MMAP_THRESHOLD: Final = -3  # of glibc
+M_MMAP_THRESHOLD: Final = -3  # glibc's constant
 LARGE = 2**20
 
 

@@ -28,7 +28,7 @@ REFUSED = {
 class ImagePart(NamedTuple):
     """An image or video of a conversation, and where it was found."""
 
-    given: Any  # a URL, or a PIL image; of a video a list of them
+    given: Any  # a URL or PIL image; for a video a list of these
     where: str
     kind: str = "image"
 

@@ -363,7 +363,7 @@ class _GenerationBlock(Extension):
 
 
 def _parsing_environment() -> ImmutableSandboxedEnvironment:
-    # Only ever parses. The options are transformers', so that the tree is the one it renders.
+    # For parsing only, with transformers' options, so that the syntax tree is the same.
     return ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,

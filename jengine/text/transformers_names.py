@@ -77,7 +77,7 @@ def _file_of(package: Path) -> Path | None:
         return None
     installed = records[0].stat()
     version = records[0].parent.name.removesuffix(".dist-info")
-    with suppress(RuntimeError):  # there is no home directory
+    with suppress(RuntimeError):  # no home directory
         return cache_folder() / f"{version}-{installed.st_size}-{installed.st_mtime_ns}.json"
     return None
 
@@ -92,7 +92,7 @@ def _kept_names(find: Callable[[], Names], file: Path | None) -> Names:
     text = json.dumps(
         [[sorted(x), {k: sorted(v) for k, v in modules.items()}] for x, modules in names.items()]
     )
-    with suppress(OSError):  # a folder that cannot be written
+    with suppress(OSError):  # unwritable folder
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         made = file.with_suffix(f".{os.getpid()}")
         made.write_text(text, encoding="utf-8")

@@ -48,7 +48,7 @@ NEW_SECRET = 32
 class Door(msgspec.Struct, frozen=True):
     """An address and its secret; None where only this user's processes can reach it."""
 
-    address: str  # of a socket, as `tcp` makes it; or ipc: and a file
+    address: str  # from `tcp`, or ipc:FILE
     secret: bytes | None = None
 
     def __repr__(self) -> str:  # secrets stay out of logs

@@ -14,11 +14,11 @@ from typing import Final
 
 HEAD = struct.Struct("!BQ")
 MESSAGE: Final = 0
-READY: Final = 1  # once everything is loaded
+READY: Final = 1  # the process has loaded everything
 ANSWER: Final = 2
 REFUSED: Final = 3  # the reason, as text
 NO_MEMORY: Final = 4
-# Prompt log-probabilities of a long prompt over a whole vocabulary are below this.
+# Exceeds the log-probabilities of a long prompt over the whole vocabulary.
 MOST_BYTES = 2**34
 READ_AT_ONCE = 2**20
 JOINED = 2**16  # shorter frames are sent in one call

@@ -6,7 +6,7 @@ tenths of a second.
 
 from __future__ import annotations
 
-# Lists and objects; commas.
+# Limits on the number of lists and objects, and of commas.
 MOST_NESTED, MOST_ITEMS = 2**17, 2**22
 # Slow numbers: msgspec takes up to 60 us, a thousand times the usual, for an exponent beyond 280 or
 # as many zeros.

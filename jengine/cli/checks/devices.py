@@ -21,7 +21,7 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 def check() -> list[Finding]:
     """One finding per device, and one for the host's memory."""
     try:
-        start_backend(EngineArgs.gpu_memory_utilization)  # with the memory pool that engines get
+        start_backend(EngineArgs.gpu_memory_utilization)  # with the same memory pool as engines
     except ConfigError as error:
         return [Finding("problem", "devices", str(error)), host_memory()]
     devices = jax.local_devices()

@@ -89,7 +89,7 @@ ALWAYS: dict[str, dict[str, Any]] = {
     "--enable-request-id-headers": SWITCH,
     "--enable-server-load-tracking": SWITCH,
     "--disable-fastapi-docs": ONLY_ON,
-    "--enable-flash-late-interaction": SWITCH,  # MaxSim is one product in either case
+    "--enable-flash-late-interaction": SWITCH,  # MaxSim is a single matmul either way
     "--enable-log-deltas": SWITCH,  # texts of prompts and answers are never logged
     "--max-log-len": {"type": int},
 }

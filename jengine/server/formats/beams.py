@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jengine.beam_search import BeamSearchParams
 from jengine.server.errors import ApiError
 
-if TYPE_CHECKING:  # which checks its fields by these functions
+if TYPE_CHECKING:  # avoids an import cycle
     from jengine.server.formats.sampling_fields import CommonFields
 
 USUAL_TEMPERATURE = 1.0

@@ -61,7 +61,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-if TYPE_CHECKING:  # its sampling parameters are read by the table's names alone
+if TYPE_CHECKING:  # type checkers cannot see the fields of a struct made at run time
     SampledRequest = CountRequest
 else:
     SampledRequest = struct_of(PARAMETERS, Given.MESSAGES, CountRequest)

@@ -67,10 +67,10 @@ class Service:
         self.peers = peers or Peers(Board.alone())
         self.phase = Phase.STARTING
         self.progress: str | None = None  # start-up progress, for people
-        self.watch: ProgressWatch | None = None  # of the engine's progress
+        self.watch: ProgressWatch | None = None  # None during start-up
         self.problem: str | None = None  # a core's problem, for people
         self.counts = Counts()  # last known
-        self.registry = process_registry()  # of the metrics
+        self.registry = process_registry()  # Prometheus metrics
         self.ignored_fields = IgnoredFields()
         self.responses: ResponseStore[Any] = ResponseStore(
             -(-settings.max_stored_responses // self.peers.count),

@@ -21,7 +21,7 @@ _ESCAPE = re.compile(
     r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|.)", re.DOTALL
 )
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_MAX_NUMBER = 400  # characters; longer ones are no doubles, and slow to convert
+_MAX_NUMBER = 400  # characters; longer numbers overflow doubles and are slow to convert
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _WORDS |= {word: word for word in _WORDS.values()}  # JSON's spellings, which models write too
 _SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a"}
