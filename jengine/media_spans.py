@@ -1,7 +1,7 @@
 """Spans of images and videos in a prompt, with the encoder's inputs. Audio, and text for an
 encoder, are encoder inputs beside the prompt, to which every token of the request cross-attends.
 
-Integers and bytes only, so that spans travel in requests and plans.
+Plain data, so that spans travel in requests and plans.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The plan: one step's decision, complete and serialisable. The door between host and device.
 
-Holds integers, floats and bytes only, and suffices for any host to run the step: equal plans on
-equal weights give equal tokens. Also what is broadcast to other hosts.
+Holds plain data only, and suffices for any host to run the step: equal plans on equal weights give
+equal tokens. Also what is broadcast to other hosts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ POOLED_AS = ("", "vectors", "tokens")
 
 
 class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampling settings of a row, resolved to numbers: no strings, no None."""
+    """Sampling settings of a row, resolved to numbers and token ids."""
 
     temperature: float = 0.0
     top_k: int = 0

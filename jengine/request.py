@@ -19,7 +19,7 @@ from jengine.repetition_detection import RepetitionDetectionParams
 
 
 class WireRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt, tokenized and checked, as the engine core takes it. Integers and bytes only."""
+    """One prompt, tokenized and validated, as sent to the engine core. Plain data only."""
 
     request_id: str
     prompt_token_ids: list[int]

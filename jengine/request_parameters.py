@@ -34,7 +34,7 @@ class Given(enum.Flag):
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """Range, type and interfaces of a field. None: no limit."""
+    """Range, type and interfaces of a field."""
 
     least: int | None = None
     above: int | None = None  # exclusive minimum, instead of `least`

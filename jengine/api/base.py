@@ -41,7 +41,7 @@ def settings_signature() -> inspect.Signature:
 
 
 class BaseLLM:
-    """An engine and its front."""
+    """An engine with its `Front`."""
 
     # Signature with all settings, for notebooks and editors.
     __signature__ = settings_signature()

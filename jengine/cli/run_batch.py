@@ -70,7 +70,6 @@ def add_flags(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal, open_llm: OpenLLM) -> int:
-    """Answer the batch."""
     take_model(arguments)
     settings = server_settings(arguments, os.environ)
     configure_server_logs(

@@ -66,7 +66,7 @@ class CoreQuestions:
         return answers
 
     def make_alike(self, core: ProcessClient) -> None:
-        """Bring a new core up to date: tokenizer, pause, adapters."""
+        """Send a new core the current tokenizer, pause and adapters."""
         if self._tokenizer is not None:
             core.tell_tokenizer(self._tokenizer)
         if self.state().paused:

@@ -116,8 +116,7 @@ def size_in_steps(
     height: int, width: int, step: int, least: int, most: int, frames: tuple[int, int] = (1, 1)
 ) -> tuple[int, int]:
     """Nearest size with sides that are multiples of `step` and `least` to `most` pixels, keeping
-    the aspect ratio. `frames`: numbers of given and of padded frames over which pixels are counted.
-    """
+    the aspect ratio. `frames`: (given, padded) number of frames, over which pixels are counted."""
     given, padded = frames
     if max(height, width) > MOST_RATIO * min(height, width):
         raise RequestError(

@@ -46,7 +46,7 @@ class AdapterUse:
 
 
 class Exporter:
-    """A prometheus-client collector for one engine, as one front sees it."""
+    """A prometheus-client collector for one engine, as seen by one front end."""
 
     def __init__(
         self,

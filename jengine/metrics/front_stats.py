@@ -32,7 +32,7 @@ class EndedCompletion:
 
 
 class EngineHistograms:
-    """Latency and length histograms of one engine's requests, as this front sees them."""
+    """Latency and length histograms of one engine's requests, as seen by this front end."""
 
     def __init__(self, max_model_len: int) -> None:
         self.histograms = {
@@ -83,7 +83,7 @@ class LaneCounts(NamedTuple):
 
 
 class FrontStats:
-    """All statistics of one front, by engine."""
+    """All statistics of one front end, by engine."""
 
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len

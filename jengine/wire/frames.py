@@ -68,7 +68,7 @@ def exactly(sock: socket.socket, size: int, wait: Wait) -> bytearray:
 
 
 def packed(kind: int, data: bytes) -> bytes:
-    """A frame as one piece."""
+    """Serialise a frame."""
     return HEAD.pack(kind, len(data)) + data
 
 

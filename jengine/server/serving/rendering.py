@@ -101,7 +101,6 @@ class Rendering:
         return await self.media.run(self._prompts.with_images, prompt, images, options)
 
     async def text_of(self, tokens: list[int]) -> str:
-        """Detokenize."""
         if self._confined is None or len(tokens) <= self.tokenizer.short:
             return await self.short.run(self.tokenizer.decode, tokens, False)
         return await self.long.run(self._confined.decode, tokens, False)

@@ -1,4 +1,5 @@
-"""The service: the endpoints' only access to the engine. Owns front, requests, names and admission.
+"""The service: the endpoints' only access to the engine. Owns the `Front`, requests, names and
+admission.
 
 In: rendered prompts with their parameters. Out: outputs as they grow. Must not know HTTP or JSON.
 """
