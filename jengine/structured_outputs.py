@@ -228,14 +228,15 @@ def without_any_names(schema: Any) -> Any:
 
 
 def at_place(schema: Any, place: str) -> Any:
-    """Rewrite a schema's local references for embedding it at a JSON pointer."""
+    """Rewrite a schema's local pointers for embedding it at a JSON pointer. Anchors, and references
+    in a schema with an `$id`, hold wherever it is embedded."""
 
     def moved(one: dict[str, Any]) -> dict[str, Any]:
         target = one.get("$ref")
-        local = isinstance(target, str) and target.startswith("#")
+        local = isinstance(target, str) and (target == "#" or target.startswith("#/"))
         return {**one, "$ref": place + target[1:]} if local else one
 
-    return each_schema(schema, moved)
+    return schema if "$id" in schema else each_schema(schema, moved)
 
 
 def with_closed_schemas(part: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from jengine.errors import RequestError
-from jengine.grammar.structural_tags import ascii_classes, grammar_of_tags
+from jengine.grammar.structural_tags import ascii_classes, grammar_of_tags, lark_of
 from jengine.structured_outputs import NAME, GrammarSpec, dumped, parsed, without_any_names
 
 
@@ -46,7 +46,6 @@ def mask_threads() -> LLExecutor:
 MOST_BYTES = 1 << 20
 MOST_NESTING = 64
 MOST_CHOICES = 20_000
-_MARKED_START = re.compile(r"^\s*[?!]+start\s*:(?!:)", re.MULTILINE)
 _OUTSIDE_OF_BRACKETS = re.compile(r"\\.|[^\\()\[\]{}]+", re.DOTALL)
 
 
@@ -108,9 +107,7 @@ def _of_choice(spec: GrammarSpec) -> str:
 
 
 def _of_grammar(spec: GrammarSpec) -> str:
-    """Lark or GBNF. llguidance mistakes a Lark grammar with marks before `start` for GBNF."""
-    is_lark = _MARKED_START.search(spec.text) is not None
-    return grammar_from("lark" if is_lark else "grammar", spec.text)
+    return grammar_from("lark", lark_of(spec.text))
 
 
 def _of_tags(spec: GrammarSpec) -> str:

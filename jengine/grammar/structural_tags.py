@@ -12,16 +12,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from jengine.errors import RequestError
-from jengine.structured_outputs import NAME
+from jengine.structured_outputs import NAME, without_any_names
 
 TOP = f"{NAME}.structural_tag"
 TEXT = "TEXT"
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _ASCII = {"d": "[0-9]", "w": "[0-9A-Za-z_]", "s": "[\\t-\\r ]",
           "D": "[^0-9]", "W": "[^0-9A-Za-z_]", "S": "[^\\t-\\r ]"}  # fmt: skip
+# As llguidance finds Lark, and with marks before `start`. Its own search reads from each blank line
+# on to the last, hours for a megabyte, while no other thread runs.
+_LARK = re.compile(r"^[^\S\n]*(%llguidance\b|start\s*:|[?!]+start\s*:(?!:))", re.MULTILINE)
 _SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # an unescaped slash would end Lark's regex
 HEAD = f"%llguidance {{}}\n{TEXT}: /(.|\\n)*/\n"
 
@@ -40,6 +43,11 @@ def grammar_of_tags(given: Any, *, whitespace: bool) -> str:
 def ascii_classes(pattern: str) -> str:
     r"""A regex with ASCII \d, \w and \s, as in JSON schema patterns; llguidance's are Unicode."""
     return _ESCAPED.sub(lambda found: _ASCII.get(found[1], found[0]), pattern)
+
+
+def lark_of(text: str) -> str:
+    """Lark of a grammar in Lark or GBNF."""
+    return text if _LARK.search(text) else gbnf_to_lark(text)
 
 
 def _older(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,8 +105,10 @@ class Writer:
             schema = {}
         if not isinstance(schema, Mapping):
             raise RequestError(f"{where}.json_schema={schema!r:.80}: expected a JSON schema.")
-        options = {"x-guidance": {"whitespace_flexible": self._whitespace, "coerce_one_of": True}}
-        return f"%json {json.dumps({**schema, **options})}"
+        options = {"whitespace_flexible": self._whitespace, "coerce_one_of": True}
+        own = schema.get("x-guidance")
+        options |= own if isinstance(own, Mapping) else {}
+        return f"%json {json.dumps({**without_any_names(schema), 'x-guidance': options})}"
 
     def regex(self, given: Mapping[str, Any], where: str) -> str:
         """Text matching a regular expression."""
@@ -109,7 +119,7 @@ class Writer:
     def grammar(self, given: Mapping[str, Any], where: str) -> str:
         """Text matching an embedded grammar."""
         name = f"grammar_{len(self.grammars)}"
-        lark = any_to_lark(text_of(given, "grammar", where))
+        lark = lark_of(text_of(given, "grammar", where))
         self.grammars.append({"name": name, "lark_grammar": lark})
         return f"@{name}"
 

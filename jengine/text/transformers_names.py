@@ -7,16 +7,18 @@ kept in jengine's cache folder.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from jengine.cache_folder import cache_folder
 
@@ -33,12 +35,18 @@ def keep_names() -> None:
 
 
 class _NamesFinder(MetaPathFinder):
+    """Stays in `sys.meta_path` when it is done: an import in another thread would skip a finder if
+    the list became shorter."""
+
+    def __init__(self) -> None:
+        self._done = False
+
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != FINDS_NAMES:
+        if name != FINDS_NAMES or self._done:
             return None
-        sys.meta_path.remove(self)
+        self._done = True
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
             spec.loader = _NamesLoader(name, spec.loader.path)
@@ -55,11 +63,12 @@ class _NamesLoader(SourceFileLoader):
 
 def _with_kept_names(find: Find, package: Path) -> Find:
     models = package / "models"
-    of_models = cache(lambda: _kept_names(lambda: find(str(models)), _file_of(package)))
+    of_models = cache(lambda: _kept_names(lambda: find(str(models)), package))
 
-    def found(path: str | Path, prefix: str | None = None) -> Names:
-        if Path(path) not in (models, models / "__init__.py"):
-            return find(path, prefix)
+    @wraps(find)
+    def found(module_path: str | Path, prefix: str | None = None) -> Names:
+        if Path(module_path) not in (models, models / "__init__.py"):
+            return find(module_path, prefix)
         before = "" if prefix is None else f"{prefix}."
         return {
             backends: {before + module: set(names) for module, names in modules.items()}
@@ -70,31 +79,40 @@ def _with_kept_names(find: Find, package: Path) -> Find:
 
 
 def _file_of(package: Path) -> Path | None:
-    """Cache file for this installation; None if its source may change or there is no cache
-    folder."""
-    records = sorted(package.parent.glob(f"{package.name}-*.dist-info/RECORD"))
-    if len(records) != 1:
-        return None
-    installed = records[0].stat()
-    version = records[0].parent.name.removesuffix(".dist-info")
+    """Cache file of the package at this place; None without a cache folder."""
+    place = hashlib.sha256(str(package).encode()).hexdigest()[:16]
     with suppress(RuntimeError):  # no home directory
-        return cache_folder() / f"{version}-{installed.st_size}-{installed.st_mtime_ns}.json"
+        return cache_folder() / f"transformers-{place}.json"
     return None
 
 
-def _kept_names(find: Callable[[], Names], file: Path | None) -> Names:
-    if file is None:
+def _installed(package: Path) -> list[Any] | None:
+    """What identifies the package's source; None if the source may change."""
+    records = sorted(package.parent.glob(f"{package.name}-*.dist-info/RECORD"))
+    if len(records) != 1:
+        return None
+    record, models = records[0].stat(), (package / "models").stat()
+    return [records[0].parent.name, record.st_size, record.st_mtime_ns, models.st_mtime_ns]
+
+
+def _kept_names(find: Callable[[], Names], package: Path) -> Names:
+    installed, file = _installed(package), _file_of(package)
+    if installed is None or file is None:
         return find()
-    with suppress(OSError, ValueError, TypeError):
+    with suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
         stored = json.loads(file.read_text(encoding="utf-8"))
-        return {frozenset(backends): modules for backends, modules in stored}
+        if stored["installed"] == installed:
+            return {frozenset(backends): dict(found) for backends, found in stored["names"]}
     names = find()
-    text = json.dumps(
-        [[sorted(x), {k: sorted(v) for k, v in modules.items()}] for x, modules in names.items()]
-    )
-    with suppress(OSError):  # unwritable folder
+    found = [
+        [sorted(x), {k: sorted(v) for k, v in modules.items()}] for x, modules in names.items()
+    ]
+    made = file.with_suffix(f".{os.getpid()}")
+    try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        made = file.with_suffix(f".{os.getpid()}")
-        made.write_text(text, encoding="utf-8")
+        made.write_text(json.dumps({"installed": installed, "names": found}), encoding="utf-8")
         made.replace(file)
+    except OSError:  # unwritable or full
+        with suppress(OSError):
+            made.unlink()
     return names

@@ -90,6 +90,8 @@ def test_references_move_with_their_schema() -> None:
         "definitions": {"x": {"anyOf": [{"$ref": "#/items"}, {"$ref": "http://a#/b"}]}},
         "properties": {"$ref": {"$ref": "#/items/definitions/x"}},
     }
+    for fixed in ({"$ref": "#anchor"}, {"$id": "urn:x", "items": {"$ref": "#/definitions/x"}}):
+        assert at_place(fixed, "#/items") == fixed
 
 
 def test_sampling_parameters_keep_their_own_copy() -> None:

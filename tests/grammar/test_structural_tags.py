@@ -9,7 +9,7 @@ import pytest
 
 from jengine.errors import RequestError
 from jengine.grammar.guidance import llguidance_grammar
-from jengine.grammar.structural_tags import ascii_classes
+from jengine.grammar.structural_tags import ascii_classes, lark_of
 from jengine.structured_outputs import StructuredOutputsParams
 from tests.grammar.letters import ids, matcher
 
@@ -80,6 +80,21 @@ def test_settings_of_json_hold_inside_tags() -> None:
     more = '{"a":1,"b":2}'
     assert accepts(open_schema, more)
     assert not accepts(open_schema, more, disable_additional_properties=True)
+
+
+def test_tags_take_what_plain_fields_take() -> None:
+    """Names of properties that are free, marks before `start`, a schema's own settings."""
+    free = {**SCHEMA, "propertyNames": {"type": "string"}}
+    assert accepts({"type": "json_schema", "json_schema": free}, '{"a": 1}')
+    assert accepts({"type": "grammar", "grammar": '?start: "a"'}, "a")
+    close = {**SCHEMA, "x-guidance": {"whitespace_flexible": False}}
+    assert not accepts({"type": "json_schema", "json_schema": close}, '{"a": 1}')
+
+
+def test_lark_is_found_behind_many_blank_lines() -> None:
+    """Within a moment: llguidance's own search would take ten minutes."""
+    for text in ('root ::= "a"', '?start: "a"', 'start: "a"'):
+        assert "start" in lark_of("\n" * 300_000 + text)
 
 
 @pytest.mark.parametrize(

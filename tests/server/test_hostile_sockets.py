@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
 
+from jengine.server.errors import ApiError
 from jengine.server.http import body, patience
+from jengine.server.http.limits import bounded
 from tests.server.listening import Client, Listening, listening
 
 MIB = 2**20
@@ -94,6 +98,20 @@ def test_who_sends_a_body_that_is_too_large_to_its_end_reads_the_refusal(chunked
             assert client.status == 413
             client.leave()
         assert resident() - before < 40 and still_serves(server)
+
+
+def test_a_whole_body_that_is_too_large_is_refused_at_once() -> None:
+    """Its length is not said; after its last part nothing follows that could be dropped."""
+    parts = [{"type": "http.request", "body": b"a" * 9, "more_body": False}]
+
+    async def refused() -> None:
+        with pytest.raises(ApiError, match="larger than 8 bytes"):
+            await bounded(receive, 8)()
+
+    async def receive() -> dict[str, Any]:
+        return parts.pop()  # an IndexError the second time
+
+    asyncio.run(refused())
 
 
 def test_who_waits_before_it_sends_its_body_is_refused_at_once(server: Listening) -> None:

@@ -75,7 +75,8 @@ def bounded(receive: Receive, most: int) -> Receive:
         message: Any = await receive()
         size += len(message.get("body", b""))
         if size > most:
-            await drop_rest(receive, DROPPED_TIMES * most)
+            if message.get("more_body"):
+                await drop_rest(receive, DROPPED_TIMES * most)
             raise too_large(most)
         return message
 
@@ -102,7 +103,7 @@ async def drop_rest(receive: Receive, most: int) -> None:
 
 
 def too_large(most: int) -> ApiError:
-    """ApiError 413. Closes the connection, since the rest of the body is not read."""
+    """ApiError 413. Closes the connection, since a body may not be read to its end."""
     return ApiError(
         413,
         f"The body is larger than {most} bytes, the most that is allowed. Send less at once.",
