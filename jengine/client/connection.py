@@ -64,7 +64,8 @@ class ClientConnection(asyncio.Protocol):
     async def exchange(self, request: bytes, receiver: Receiver) -> None:
         """Send a request and wait until its response is complete."""
         assert self._transport is not None and self._receiver is None, "one exchange at a time"
-        self._response, self._receiver = ResponseReader(), receiver
+        self._response = ResponseReader(to_head=request.startswith(b"HEAD "))
+        self._receiver = receiver
         self._ended = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         try:

@@ -15,10 +15,15 @@ class BadResponse(ValueError): ...
 
 
 class ResponseReader:
-    """One response. `stays_open`: the connection can be reused afterwards."""
+    """One response. `stays_open`: the connection can be reused afterwards.
 
-    def __init__(self) -> None:
-        self.status = 0
+    Args:
+        to_head: the request's method is HEAD, so that no body follows the headers.
+    """
+
+    def __init__(self, *, to_head: bool = False) -> None:
+        self._to_head = to_head
+        self.status = 0  # until the final headers have arrived
         self.headers: dict[str, str] = {}
         self.complete = False
         self.stays_open = False
@@ -45,21 +50,21 @@ class ResponseReader:
         version, _, status = first.partition(" ")
         if not version.startswith("HTTP/1.") or not status[:3].isdigit():
             raise BadResponse(f"expected an HTTP/1.1 response, got {first[:100]!r}")
-        self.status = int(status[:3])
+        self._rest = self._rest[end + 4 :]
+        if (code := int(status[:3])) < 200:  # an interim response; the real one follows
+            return self._head()
+        self.status = code
         pairs = (line.partition(":") for line in lines)
         self.headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-        self._rest = self._rest[end + 4 :]
-        if self.status < 200:  # an interim response; the real one follows
-            return self._head()
         self.stays_open = self.headers.get("connection", "").lower() != "close"
         self._read = self._body()
         return self._read()
 
     def _body(self) -> Callable[[], bytes]:
+        if self._to_head or self.status in (204, 304):  # whatever length the headers name
+            return self._counted
         if "chunked" in self.headers.get("transfer-encoding", "").lower():
             return self._chunked
-        if self.status in (204, 304):
-            return self._counted
         if "content-length" in self.headers:
             self._left = int(self.headers["content-length"])
             return self._counted

@@ -42,12 +42,23 @@ def test_a_chunked_stream_of_events_may_be_cut_anywhere(cuts: list[int], sizes: 
     assert found == [b"one", b"two", b"a\nb"]
 
 
-@given(st.lists(st.integers(0, 100)))
-def test_a_body_of_known_length(cuts: list[int]) -> None:
-    response = ResponseReader()
-    data = b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
-    assert b"".join(map(response.feed, pieces(data, cuts))) == b"hello"
+@given(st.lists(st.integers(0, 200)))
+def test_a_body_of_known_length_after_an_interim_response(cuts: list[int]) -> None:
+    response, body = ResponseReader(), b""
+    data = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
+    data += b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
+    for piece in pieces(data, cuts):
+        body += response.feed(piece)
+        assert response.status in (0, 404) and "link" not in response.headers
     assert response.complete and response.status == 404 and not response.stays_open
+    assert body == b"hello"
+
+
+@pytest.mark.parametrize("length", [b"Content-Length: 5", b"Transfer-Encoding: chunked"])
+def test_a_response_to_head_ends_with_its_headers(length: bytes) -> None:
+    response = ResponseReader(to_head=True)
+    assert response.feed(b"HTTP/1.1 200 OK\r\n" + length + b"\r\n\r\n") == b""
+    assert response.complete and response.stays_open
 
 
 def test_a_body_that_ends_with_the_connection() -> None:

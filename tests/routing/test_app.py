@@ -77,6 +77,18 @@ def test_answers_pass_through_whole_and_streamed(
         assert broken.status_code == 500 and "out of luck" in broken.text
 
 
+def test_head_is_answered_by_the_headers_alone() -> None:
+    async def lone(scope: Any, receive: Any, send: Any) -> None:
+        await answer(send, {"method": scope["method"]})
+
+    with serving(lone) as url, router([url]) as client:
+        for _ in range(2):  # on one connection
+            head = client.head("/v1/models")
+            assert (head.status_code, head.content) == (200, b"")
+            assert head.headers["content-length"] == "18"
+        assert client.get("/v1/models").json() == {"method": "GET"}
+
+
 def test_prompts_that_begin_alike_go_to_one_server(
     servers: tuple[ScriptedServer, ScriptedServer],
 ) -> None:
