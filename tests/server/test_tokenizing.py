@@ -8,10 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from jengine.api.front import Front
 from jengine.server.app import ENDPOINTS, POOLING
+from jengine.server.http import openapi
+from jengine.server.serving.service import Service
 from tests.engine.scripted import script_of
 from tests.server.listening import PATIENCE, until
 from tests.server.serving import error_of, letters, letters_engine, service_of, serving
@@ -176,6 +180,19 @@ def test_the_schema_tells_every_route_and_every_field(client: TestClient) -> Non
         assert not any(
             {"type": "null"} in schema["properties"][one].get("anyOf", ()) for one in names
         )
+
+
+def test_a_summary_is_a_whole_first_paragraph() -> None:
+    async def handler(service: Service, http: Request) -> Response:
+        """Answers with
+        what it holds.
+
+        Of no interest to clients.
+        """
+        raise NotImplementedError
+
+    route = ENDPOINTS[0]._replace(handler=handler)
+    assert openapi.operation(route, route.path, None)["summary"] == "Answers with what it holds."
 
 
 def test_the_schema_has_a_body_that_each_route_answers(client: TestClient) -> None:

@@ -82,7 +82,7 @@ def operation(route: Described, path: str, body: dict[str, Any] | None) -> dict[
     """OpenAPI's operation object of one route and method."""
     error = {"application/json": {"schema": {"$ref": REFERENCE.format(name="ErrorBody")}}}
     found: dict[str, Any] = {
-        "summary": (route.handler.__doc__ or "").strip().split("\n")[0],
+        "summary": " ".join((route.handler.__doc__ or "").partition("\n\n")[0].split()),
         "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{path}").strip("_"),
         "responses": {
             "200": {"description": "The answer."},
