@@ -18,7 +18,7 @@ import pytest
 from jengine import LLM
 from jengine.bench.fidelity.__main__ import main
 from jengine.bench.fidelity.answers import GreedyAnswer, compared_routed, greedy
-from jengine.bench.fidelity.check import check
+from jengine.bench.fidelity.check import check, drawn_of
 from jengine.bench.fidelity.child_process import ChildProcess
 from jengine.bench.fidelity.conditional import CONDITIONAL, drawn_conditional
 from jengine.bench.fidelity.draws import drawn, varied_keys
@@ -218,6 +218,24 @@ def test_layers_that_read_others_kv_need_no_inputs_of_their_own(theirs: Transfor
     assert settings["num_kv_shared_layers"] and not settings["hidden_size_per_layer_input"]
     found = check(theirs, "gemma4", 2, IMPLEMENTATIONS["cpu"])
     assert found.passed, found
+
+
+def test_whisper_reads_no_scale_of_embeddings(theirs: Transformers) -> None:
+    """Though its config has the key."""
+    assert drawn_of(theirs, "WhisperForCausalLM", 2)["scale_embedding"]
+    assert check(theirs, "WhisperForCausalLM", 2, IMPLEMENTATIONS["cpu"]).passed
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key"),
+    [("PhimoeForCausalLM", "num_experts_per_tok"), ("AriaTextForCausalLM", "hidden_act")],
+)
+def test_keys_whose_value_the_class_ignores_are_refused(
+    architecture: str, key: str, theirs: Transformers
+) -> None:
+    """PhiMoE's mixer chooses two experts, and Aria's experts take SiLU, whatever they say."""
+    with pytest.raises(CheckpointError, match=key):
+        check(theirs, architecture, 5, IMPLEMENTATIONS["cpu"])
 
 
 @pytest.mark.slow

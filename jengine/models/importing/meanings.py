@@ -98,7 +98,8 @@ MEANINGS: Mapping[str, Meaning] = {
         without_meaning=("global_attn_every_n_layers", "load_balance_coeff", "route_norm",
                          "score_func", "use_grouped_mm"),
     ),
-    "AriaTextForCausalLM": Meaning(),
+    # Its experts take SiLU whatever the key says.
+    "AriaTextForCausalLM": Meaning(fixed={"hidden_act": "silu"}),
     "BartForCausalLM": BART,
     "BertGenerationDecoder": BERT,
     "BertLMHeadModel": BERT,
@@ -224,7 +225,7 @@ MEANINGS: Mapping[str, Meaning] = {
         stored_in_out=True, activation="gelu_tanh", fixed={"afn": "gelu"},
     ),
     "PhimoeForCausalLM": Meaning(
-        scores="sparse_mixer",
+        scores="sparse_mixer", fixed={"num_experts_per_tok": 2},  # as the mixer chooses
         without_meaning=("input_jitter_noise", "lm_head_bias", "original_max_position_embeddings"),
     ),
     "PLBartForCausalLM": BART,
@@ -241,9 +242,9 @@ MEANINGS: Mapping[str, Meaning] = {
                          "layernorm_embedding", "use_learned_position_embeddings"),
     ),
     "WhisperForCausalLM": replace(
-        MBART, embed_norm=False, position_offset=0,
+        MBART, embed_norm=False, position_offset=0, factors=(),
         keys={**BART.keys, "max_target_positions": "max_position_embeddings"},
-        without_meaning=(*BART.without_meaning, *OF_AUDIO),
+        without_meaning=(*BART.without_meaning, *OF_AUDIO, "scale_embedding"),
     ),
     "XLMRobertaForCausalLM": ROBERTA,
     "XLMRobertaXLForCausalLM": replace(
