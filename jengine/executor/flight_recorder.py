@@ -30,7 +30,7 @@ from jengine.plan import Plan
 logger = logging.getLogger(__name__)
 WRITE = "write_recording"  # the call that is answered here, not by workers
 MOST_BYTES = 64 * 2**20
-# Estimated bytes of a step, without its entries and the tokens of its new rows.
+# Estimated bytes of a step without what `bytes_of` counts.
 STEP_BYTES = 2048
 
 
@@ -68,9 +68,7 @@ class FlightRecorder:
         return output
 
     def _keep(self, step: RecordedStep) -> None:
-        size = STEP_BYTES + 2 * len(step.plan.entries.table)
-        for new in step.plan.new_rows:
-            size += len(new.tokens)
+        size = bytes_of(step.plan)
         self._steps.append((size, step))
         self._bytes += size
         while self._is_full:
@@ -114,3 +112,18 @@ class FlightRecorder:
         self._dropped += len(self._steps)
         self._steps.clear()
         self._bytes = 0
+
+
+def bytes_of(plan: Plan) -> int:
+    """Estimated host memory of a kept plan and its tokens, with every byte string that grows with
+    prompts, images or the vocabulary."""
+    size = STEP_BYTES + 2 * len(plan.entries.table)
+    if plan.masks is not None:
+        size += len(plan.masks.words)
+    for new in plan.new_rows:
+        size += len(new.tokens) + len(new.embeds or b"")
+        for span in new.media:
+            size += len(span.rows)
+    for span in plan.encode:
+        size += len(span.values) + len(span.rows)
+    return size

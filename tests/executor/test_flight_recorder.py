@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -20,8 +21,9 @@ from jengine.executor.recording import Origin, Recording, read_recording
 from jengine.executor.replay import ReplayReport, replay
 from jengine.grammar.grammar_rows import GrammarRows
 from jengine.kvcache.coordinator import CacheCoordinator
+from jengine.media_spans import MediaSpan
 from jengine.outputs import StepOutput
-from jengine.plan import Plan
+from jengine.plan import NO_ENTRIES, NewRow, Plan, RowSampling, TokenMasks
 from jengine.scheduler.draft_sources import HostDrafts
 from jengine.scheduler.drafting import Drafting
 from jengine.scheduler.scheduler import Scheduler
@@ -34,6 +36,8 @@ from tests.scheduler.test_grammar_rows import FORCED, ruled
 
 SLIDING = CacheGroup(CacheSpec("sliding", 1, 8, 6), (1,))
 PREFIX = [(7 * position) % VOCAB for position in range(22)]
+LARGE = bytes(100_000)
+IMAGE = MediaSpan(0, 1, "key", "image", (1, 1, 1), (1, 1, 1), rows=LARGE)
 
 
 class Failing(ScriptedExecutor):
@@ -229,6 +233,29 @@ def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     recorded = Recorded(tmp_path)
     recorded.run(make_wire(5, "a", max_tokens=30))
     assert 1 < len(recorded.recording().steps) < 6
+
+
+@pytest.mark.parametrize(
+    "holding",
+    [
+        {"masks": TokenMasks(b"", b"", LARGE)},
+        {"new_rows": [NewRow(0, b"", 1, RowSampling(), embeds=LARGE)]},
+        {"new_rows": [NewRow(0, LARGE, 1, RowSampling())]},
+        {"new_rows": [NewRow(0, b"", 1, RowSampling(), media=[IMAGE])]},
+        {"encode": [IMAGE]},
+        {"encode": [msgspec.structs.replace(IMAGE, values=LARGE, rows=b"")]},
+    ],
+    ids=lambda holding: next(iter(holding)),
+)
+def test_a_large_input_counts_towards_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holding: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("jengine.executor.flight_recorder.MOST_BYTES", 3 * len(LARGE))
+    recorded = Recorded(tmp_path)
+    monkeypatch.setattr(recorded.executor, "submit", lambda _: None)
+    for step in range(5):
+        recorded.recorder.submit(Plan(step, NO_ENTRIES, 0, **holding))
+    assert [step.plan.step for step in recorded.recording().steps] == [3, 4]
 
 
 def test_it_is_written_on_demand_and_forgotten_with_the_weights(tmp_path: Path) -> None:
