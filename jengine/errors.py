@@ -11,6 +11,7 @@ JengineError
  │   ├─ UnsupportedAttribute (AttributeError)   ... as an attribute: hasattr() is False
  │   └─ UnsupportedImport (ImportError)         ... as an import: `except ImportError` takes it
  ├─ UnexpectedCompile (RuntimeError)  strict mode: a program was needed that warm-up did not make
+ ├─ StepDropped (RuntimeError)        an interrupt ended an earlier step, so this one never ran
  └─ EngineDead (RuntimeError)         the engine stopped; the cause is chained
 """
 
@@ -74,6 +75,10 @@ class UnsupportedImport(UnsupportedFeature, ImportError):
 
 class UnexpectedCompile(JengineError, RuntimeError):
     """In strict mode a step needed a program that warm-up had not compiled."""
+
+
+class StepDropped(JengineError, RuntimeError):
+    """A step in a pipeline never ran to its end, since queueing one of the stages failed."""
 
 
 class EngineDead(JengineError, RuntimeError):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from jengine.counts import Counts, ProgramTotals
 from jengine.device_advice import Doing, advice
-from jengine.errors import EngineDead, UnexpectedCompile
+from jengine.errors import EngineDead, StepDropped, UnexpectedCompile
 from jengine.executor.calls import decoded_answers, encoded_arguments
 from jengine.executor.protocol import Executor, PendingOutput, WorkerHealth
 from jengine.outputs import TokenDelta
@@ -154,7 +154,8 @@ class EngineCore:
     def reset(self) -> list[TokenDelta]:
         """Abort all requests, and drop steps in flight and the prefix cache."""
         for _, pending in self.in_flight:
-            pending.result()  # its blocks may be reused only once it has run
+            with suppress(StepDropped):
+                pending.result()  # its blocks may be reused only once it has run
         self.in_flight.clear()
         deltas = self.scheduler.reset()
         self.scheduler.reset_prefix_cache()

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from jengine.errors import UnexpectedCompile
+from jengine.errors import StepDropped, UnexpectedCompile
 from jengine.executor.calls import encoded_answer
 from jengine.executor.protocol import Executor, PendingOutput
 from jengine.executor.read_step import ReadStep
@@ -82,9 +82,10 @@ class FlightRecorder:
         return too_many and len(self._steps) > 1
 
     def _failed(self, step: RecordedStep, error: Exception) -> None:
-        """Write a recording after a failed step, unless strict mode refused a compile."""
+        """Write a recording after a failed step, unless strict mode refused a compile or an
+        interrupt dropped it."""
         step.problem = f"{type(error).__name__}: {error}"
-        if isinstance(error, UnexpectedCompile):
+        if isinstance(error, (StepDropped, UnexpectedCompile)):
             return
         try:
             logger.error("A step failed. Its recording: %s", self.write(step.problem))

@@ -67,8 +67,9 @@ class PendingOutput(Protocol):
         """Wait for the step and read what it sampled.
 
         Raises EngineDead when the workers are lost or do not answer in time, and UnexpectedCompile
-        (strict mode) before any of the step has run. Results may be read while later steps are
-        queued.
+        (strict mode) before any of the step has run. In a pipeline, StepDropped follows an
+        exception of `submit` or of an earlier step's `result`. Results may be read while later
+        steps are queued.
         """
         ...
 

@@ -41,7 +41,7 @@ class HostSampling:
         # Waits. The previous step's tokens, an input of these logits, are ready too.
         logits = np.array(own)
         if self._last is not None:
-            before, output = self._last
+            (before, output), self._last = self._last, None
             self._processors.read(np.asarray(output.tokens)[before.slots])
         slots = packed.slots
         logits[slots] = self._processors.apply(plan, logits[slots])

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import jax
 
+from jengine.errors import StepDropped
 from jengine.outputs import StepOutput
 from jengine.plan import NO_ENTRIES, Plan
 from jengine.runner.loaded_model import LoadedModel
@@ -51,6 +52,7 @@ class PipelinedStep:
     features: Features
     advance: Callable[[], None]  # queues another step of all stages
     step: PendingStep | None = None  # the step in which it left the last stage
+    failure: BaseException | None = None  # why it will never leave
 
     @property
     def has_left(self) -> bool:
@@ -64,8 +66,11 @@ class PipelinedStep:
         return self.step is None or self.step.ready
 
     def result(self) -> StepOutput:
-        """Queue the steps that the plan still needs, and wait for the last one."""
+        """Queue the steps that the plan still needs, and wait for the last one. Raises StepDropped
+        if it was in a stage of a step that could not be queued."""
         while self.step is None:
+            if self.failure is not None:
+                raise StepDropped("it was in the stages of a step that failed.") from self.failure
             self.advance()
         return self.step.result()
 
@@ -127,9 +132,25 @@ class PipelineRunner:
         self.loaded.update_parameters(values)
 
     def _advance(self, entering: PipelinedStep | None = None) -> None:
-        """Queue one step of all stages. Without an entering plan the first stage runs padding."""
-        loaded, running = self.loaded, (entering, *self._held)
-        leaving = running[-1]
+        """Queue one step of all stages. Without an entering plan the first stage runs padding.
+
+        If it raises (host logits processors may be interrupted), how far each stage came is
+        unknown, so all plans in the stages are dropped.
+        """
+        running = (entering, *self._held)
+        try:
+            self._queue(running)
+            self._held = running[:-1]
+        except BaseException as error:
+            self._held = (None,) * len(self._held)
+            for one in running:
+                if one is not None:
+                    one.failure = error
+            raise
+
+    def _queue(self, running: tuple[PipelinedStep | None, ...]) -> None:
+        """Queue one step of these plans, by stage."""
+        loaded, entering, leaving = self.loaded, running[0], running[-1]
         packed = [None if one is None else one.packed for one in running]
         features = replace(
             NOTHING if leaving is None else leaving.features,
@@ -138,7 +159,6 @@ class PipelineRunner:
         )
         bucket, parts = loaded.programs.chain(common_bucket(packed, loaded.ladders), features)
         packed = [None if one is None else moved(one, bucket, loaded.shapes) for one in packed]
-        self._held = running[:-1]
         if leaving is not None:
             # Not earlier: plans ahead of it may still sample for these rows' previous requests.
             loaded.admit(leaving.plan.new_rows)

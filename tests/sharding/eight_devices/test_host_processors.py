@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import jengine
@@ -51,3 +52,28 @@ def test_the_same_answers_on_several_devices(folder: Path, split: dict[str, Any]
         assert answers(llm) == expected
     assert expected[1] == [11] * 8
     assert expected[2] == list(range(PROMPTS[2][-1] + 1, PROMPTS[2][-1] + 9))
+
+
+class Interrupted(CountUp):
+    """Ctrl-C arrives in its `left`-th call from now."""
+
+    left = 0
+
+    def apply(self, logits: np.ndarray) -> np.ndarray:
+        Interrupted.left -= 1
+        if Interrupted.left == 0:
+            raise KeyboardInterrupt
+        return super().apply(logits)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_an_interrupt_in_a_processor_only_ends_the_requests(folder: Path, stages: int) -> None:
+    split = {"pipeline_parallel_size": stages, "max_num_batched_tokens": 32}
+    with tiny_engine(folder, logits_processors=[OneToken, Interrupted], **split) as llm:
+        Interrupted.left = 0
+        expected = answers(llm)
+        for calls in (1, 2, 3, 7, 12):
+            Interrupted.left = calls
+            with pytest.raises(KeyboardInterrupt):
+                answers(llm)
+            assert answers(llm) == expected
