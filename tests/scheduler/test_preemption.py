@@ -304,7 +304,7 @@ def test_an_order_of_ones_own_says_who_runs_and_who_gives_way():
         ("priorty", "expected 'fcfs', 'priority' or .* Did you mean 'priority'"),
         ("nowhere.at_all:Order", "cannot be imported: No module named 'nowhere'"),
         ("jengine.scheduler.orders:Ordered", "cannot be imported: .* has no attribute 'Ordered'"),
-        ("jengine.scheduler.queue:WaitingQueue", "WaitingQueue is no class derived from"),
+        ("jengine.scheduler.queue:WaitingQueue", "WaitingQueue' is no class derived from"),
         ("jengine.scheduler.orders:Order", "abstract"),
     ],
 )
