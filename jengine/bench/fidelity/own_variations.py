@@ -175,7 +175,8 @@ OWN: Mapping[str, Own] = {
     ),
     "modernbert_decoder": Own(
         {"classifier_activation": ("gelu", "silu"), "classifier_bias": FLAGS,
-         "decoder_bias": FLAGS, "norm_bias": FLAGS},
+         "decoder_bias": FLAGS, "norm_bias": FLAGS,
+         "bos_token_id": (0, 1, 80)},  # transformers takes no null here
         marks=SLIDING_PATTERN, variations=(TWO_ROPES,),
     ),
     "cohere2": Own(marks=SLIDING_PATTERN, without=("use_qk_norm",)),
