@@ -21,7 +21,7 @@ import jengine
 from jengine.assembly.prompt_kernels import runs_elsewhere
 from jengine.config import AttentionConfig, ModelConfig
 from jengine.models.attention import Attention, ReadingAttention
-from jengine.runner.disk.private_files import write_private
+from jengine.private_files import write_private
 from jengine.runner.runner_config import RunnerConfig
 from pallas_kernels.fa4.rules import PACKAGES
 from pallas_kernels.fa4.trial import Trial, difference

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from jengine.cache_folder import cache_folder
+from jengine.private_files import write_private
 
 # Module that scans: define_import_structure -> {backends: {module: names}}, modules with a prefix.
 FINDS_NAMES = "transformers.utils.import_utils"
@@ -107,12 +107,7 @@ def _kept_names(find: Callable[[], Names], package: Path) -> Names:
     found = [
         [sorted(x), {k: sorted(v) for k, v in modules.items()}] for x, modules in names.items()
     ]
-    made = file.with_suffix(f".{os.getpid()}")
-    try:
+    with suppress(OSError):  # unwritable or full
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        made.write_text(json.dumps({"installed": installed, "names": found}), encoding="utf-8")
-        made.replace(file)
-    except OSError:  # unwritable or full
-        with suppress(OSError):
-            made.unlink()
+        write_private(file, json.dumps({"installed": installed, "names": found}).encode())
     return names

@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import msgspec
 
-from jengine.runner.disk.private_files import write_private
+from jengine.private_files import write_private
 
 logger = logging.getLogger(__name__)
 PREFIX = "jengine-cache-size-"

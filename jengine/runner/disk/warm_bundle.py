@@ -28,8 +28,8 @@ from typing import Any
 import msgspec
 
 from jengine.errors import ConfigError
+from jengine.private_files import private_file, write_private
 from jengine.runner.disk.machine import Machine
-from jengine.runner.disk.private_files import private_file, write_private
 from jengine.runner.disk.size_record import PREFIX
 
 MANIFEST = "manifest.json"
