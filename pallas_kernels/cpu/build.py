@@ -64,7 +64,8 @@ def compiled_library() -> Path:
 
 
 def private_folder() -> Path:
-    """Cache folder of libraries. They are executed, so it must not be writable by other users."""
+    """Cache folder of libraries, beside jengine.cache_folder, which this package must not import.
+    They are executed, so it must not be writable by other users."""
     try:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = Path(base) / "jengine" / "kernels"

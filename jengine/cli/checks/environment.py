@@ -22,7 +22,7 @@ MEANING = {
     "XLA_CLIENT_MEM_FRACTION": "the share of GPU memory that JAX may take",
     "XLA_PYTHON_CLIENT_MEM_FRACTION": "the share of GPU memory that JAX may take",
     "CUDA_VISIBLE_DEVICES": "only these GPUs are seen",
-    "XDG_CACHE_HOME": "the compile cache is below this folder",
+    "XDG_CACHE_HOME": "compiled programs, kernels and other caches are below this folder",
     "OMP_NUM_THREADS": "threads of some CPU libraries",
 }
 LIBRARY_PATH = "LD_LIBRARY_PATH"
